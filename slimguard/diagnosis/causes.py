@@ -21,12 +21,14 @@ class Cause(NamedTuple):
       is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
       broken: a mask of the values that break the precondition; None if there is none.
+      at: which input breaks it, if that is one alone.
     """
 
     sentence: str
     is_overflow: bool = False
     is_known: bool = True
     broken: Optional[np.ndarray] = None
+    at: Optional[int] = None
 
 
 UNKNOWN = Cause('', is_known=False)
@@ -40,7 +42,7 @@ class Rule(NamedTuple):
       breaks: called with the culprit and its inputs; returns which values break the precondition.
       says: what happened; the number of values that broke the precondition is added.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
-      is_overflow: as in `Cause`.
+      is_overflow, at: as in `Cause`.
     """
 
     types: FrozenSet[str]
@@ -48,13 +50,14 @@ class Rule(NamedTuple):
     says: str = ''
     gradient_of: str = ''
     is_overflow: bool = False
+    at: Optional[int] = None
 
 
 def explain(culprit: p.Culprit) -> Cause:
     """Why an op returned something non-finite, by the first rules whose precondition is broken."""
     found: List[str] = []
     first: p.Broken = None
-    is_overflow = False
+    is_overflow, at = False, None
     for rule in _RULES:
         if culprit.op_type not in rule.types:
             continue
@@ -63,14 +66,14 @@ def explain(culprit: p.Culprit) -> Cause:
         broken = _broken(rule, culprit)
         sentence, ends = _sentence(rule, broken), rule.is_overflow or bool(rule.gradient_of)
         if sentence and not found:
-            first, is_overflow = broken, rule.is_overflow
+            first, is_overflow, at = broken, rule.is_overflow, rule.at
         if sentence and not (found and ends):
             found.append(sentence)
         if sentence and ends:
             break
     if found:
         mask = first if isinstance(first, np.ndarray) else None
-        return Cause(' and '.join(found), is_overflow, broken=mask)
+        return Cause(' and '.join(found), is_overflow, broken=mask, at=at)
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'
@@ -181,7 +184,7 @@ _RULES = [
     _rule('Log', 'log of a negative number', lambda x: x < 0),
     _rule('Log1p', 'log1p of -1', lambda x: x == -1),
     _rule('Log1p', 'log1p of a number below -1', lambda x: x < -1),
-    _rule(_PLAIN_DIVISIONS, 'division by 0', lambda x, y: y == 0),
+    _rule(_PLAIN_DIVISIONS, 'division by 0', lambda x, y: y == 0, at=1),
     _rule('Reciprocal Inv', 'division by 0', lambda x: x == 0),
     _rule('Rsqrt', 'rsqrt of 0, a division by 0', lambda x: x == 0),
     _rule('Rsqrt', 'rsqrt of a negative number', lambda x: x < 0),

@@ -211,10 +211,18 @@ class MeasuredStep:
     def _find_counters(self) -> Set[tf.Operation]:
         """The float variables whose new values depend only on such variables, as a counter's do.
 
-        Empty if the step writes no other variables: then these are what it trains.
+        None that an optimizer trains is among them. Empty if the step writes no other variables:
+        then these are what it trains.
         """
         written = self._written
+        trained = {
+            variable
+            for op in self.step.ours
+            if graphs.is_apply(op)
+            for variable in graphs.Writes(self.step.graph).variables(op)
+        }
         counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
+        counters -= trained
         while True:
             others = {v for v in counters if any(each.variables - counters for each in written[v])}
             if not others:

@@ -44,6 +44,7 @@ class PolicyState:
       ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
       cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
         `STATE`; '' for any other, and if it is not known.
+      cause_in_row: the last that is known among the incidents in a row.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
@@ -57,7 +58,7 @@ class PolicyState:
         self.in_vain = False
         self.good = 0
         self.ruin = ''
-        self.cause = ''
+        self.cause = self.cause_in_row = ''
         self.may_skip = False
         self.steps = 0
         self.skipped = 0
@@ -69,11 +70,15 @@ class PolicyState:
 
         More than a hundred in a row are not taken for chance.
         """
-        is_sound = not self.state_lost and not self.ruin
-        return self.cause == BATCH and is_sound and self.in_a_row <= _BY_CHANCE
+        return self.are_batches(self.cause) and self.in_a_row <= _BY_CHANCE
+
+    def are_batches(self, cause: str) -> bool:
+        """Whether such a cause stands for bad batches and good weights."""
+        return cause == BATCH and not self.state_lost and not self.ruin
 
     def note_incident(self, state_lost: bool, ruin: str, cause: str) -> None:
         """Notes the present incident."""
+        self.cause_in_row = cause or (self.cause_in_row if self.in_a_row else '')
         self.steps += 1
         self.in_a_row += 1
         self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
@@ -185,15 +190,20 @@ class Skip(Policy):
         )
 
     def spent(self, state: PolicyState) -> str:
-        if state.is_chance:
-            most = max(_BY_CHANCE, self.max_consecutive)
-            return ' (%d of %d bad batches in a row)' % (state.in_a_row, most)
-        return ' (%d of %d in a row)' % (state.in_a_row, self.max_consecutive)
+        what = ' bad batches' if state.are_batches(state.cause_in_row) else ''
+        most = self._most(state, state.cause_in_row)
+        return ' (%d of %d%s in a row)' % (state.in_a_row, most, what)
+
+    def _most(self, state: PolicyState, cause: str) -> int:
+        """How many in a row are skipped if they have such a cause."""
+        by_chance = _BY_CHANCE if state.are_batches(cause) else 0
+        return max(by_chance, self.max_consecutive)
 
     def _why_no_more(self, state: PolicyState) -> str:
-        if state.in_a_row <= self.max_consecutive:
+        most = self._most(state, state.cause)
+        if state.in_a_row <= most:
             return ''
-        told = state.in_a_row, self.max_consecutive, 2 * self.max_consecutive
+        told = state.in_a_row, most, 2 * most
         return "; %d bad steps in a row, and 'skip' allows %d here ('skip:%d' allows more)" % told
 
     def _has_spent(self, state: PolicyState) -> bool:

@@ -142,7 +142,7 @@ def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
         sheets = samples.sheets(drawn, room=room)
         return view._replace(batch=samples.in_numbers(drawn), sheets=sheets)
     bad, rows = _bad_rows(said)
-    suspects = bad if said['phase'] == 'forward' else []
+    suspects = bad if said['phase'] != 'input' else []
     return view._replace(
         phase=said['phase'],
         trouble='%s: %s.' % (_PHASES.get(said['phase'], said['phase']), said['trouble']),
@@ -205,12 +205,12 @@ def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
 
 
 def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
-    """The rows that are bad in the input, or made a forward tensor bad; and of how many.
+    """The rows that are bad in the input, or made a tensor further on bad; and of how many.
 
     A tensor further on may have another first dimension than the batch: `samples` compares.
     """
     found = said['non_finite']
-    if said['phase'] not in ('input', 'forward') or said['output'] is None or found is None:
+    if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in found['rows'] if isinstance(row, int)]

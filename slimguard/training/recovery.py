@@ -81,7 +81,7 @@ class Recovery:
         state = snapshot or (self._went_back_to if self._snapshots.is_soon else None)
         if state is not None:
             self._put_back(session, state)
-            log().warning('what is saved as the last good state is %s%s.', _name_of(state), ruin)
+            log().warning('what is saved is %s%s.', _name_of(state), ruin)
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
         """Gives the variables what they had in a state."""

@@ -195,16 +195,16 @@ class Training:
                     return
             saved = self.checkpoints.save_last(session)
         except Exception as error:  # whatever it is, it must not hide the incident
-            log().error('the last good state could not be saved: %s', error)
+            log().error('the last finite state could not be saved: %s', error)
             return
         if saved is not None and incident is not None:
             log().warning(SAVED, saved)
         elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
             why = self.checkpoints.why_not_saved
-            log().warning('the last good state is not saved: %s.', why)
+            log().warning('the last finite state is not saved: %s.', why)
 
 
-SAVED = 'the last good state is saved: %s'
+SAVED = 'the last finite state is saved: %s'
 _IS_RUINED = (
     'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'

@@ -52,12 +52,24 @@ def test_the_order_is_that_of_the_incidents_whatever_the_files_say(tmp_path):
 
 
 @pytest.mark.full
-def test_the_oldest_goes_and_its_name_is_given_to_no_other(failed, tmp_path):
-    made = [write(failed, tmp_path, step=1, max_bundles=2) for _ in range(4)]
-    assert bundle.paths(tmp_path) == made[2:]
-    assert [os.path.basename(path) for path in made] == [
-        'incident-1' + number for number in ('', '-2', '-3', '-4')
-    ]
+def test_the_first_of_each_kind_is_the_last_to_go(failed, tmp_path):
+    def write_one(reason):
+        return write(failed, tmp_path, step=1, reason=reason, max_bundles=3)
+
+    first, other = write_one('loss 7 > 5'), write_one('not finite: loss')
+    again = write_one('loss 8 > 5')
+    assert bundle.paths(tmp_path) == [first, other, again]
+    third = write_one('loss 9 > 5')
+    assert bundle.paths(tmp_path) == [first, other, third]
+    fourth = write_one('not finite: w')
+    assert bundle.paths(tmp_path) == [first, other, fourth]
+    # Where each is the first of its kind, the oldest goes.
+    fifth = write_one('not finite: v')
+    assert bundle.paths(tmp_path) == [other, fourth, fifth]
+    # A name that was on record is given to no other.
+    paths = (first, other, again, third, fourth, fifth)
+    numbers = ['', '-2', '-3', '-4', '-5', '-6']
+    assert [os.path.basename(p) for p in paths] == ['incident-1' + n for n in numbers]
 
 
 def test_the_one_just_written_stays_even_among_bundles_of_the_future(failed, tmp_path):
@@ -117,8 +129,9 @@ def test_a_relative_folder_and_a_url_of_this_machine_are_paths_of_this_machine(
 def test_a_remote_bundle_is_written_read_and_replayed(failed, ram, capsys):
     made = [write(failed, ram, step=step, max_bundles=2) for step in (1, 1, 7)]
     assert [os.path.basename(path) for path in made] == ['incident-1', 'incident-1-2', 'incident-7']
-    assert bundle.paths(ram) == made[1:]
-    assert not tf.io.gfile.exists(made[0] + '/step.pb')
+    # Of one kind, so the second went.
+    assert bundle.paths(ram) == [made[0], made[2]]
+    assert not tf.io.gfile.exists(made[1] + '/step.pb')
     it = bundle.read(made[2])
     assert it.path == made[2] and it.incident['step'] == 7
     for name, value in failed.values.items():

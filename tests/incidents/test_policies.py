@@ -4,7 +4,15 @@ import pytest
 
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import BATCH, COMES_AGAIN, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import (
+    BATCH,
+    COMES_AGAIN,
+    PolicyState,
+    Raise,
+    Rollback,
+    Skip,
+    Stop,
+)
 from slimguard.incidents.policy_language import fallbacks_of
 
 RAISE = Raise()
@@ -121,6 +129,18 @@ def test_a_policy_that_is_used_up_says_so():
         'allows more)'
     )
     assert chain.why_not == skipped + gone_back
+
+
+def test_bad_batches_are_counted_against_the_limit_that_holds_for_them():
+    state, skip = PolicyState(), Skip(2)
+    for number in range(1, 101):
+        state.note_incident(False, '', BATCH if number % 3 == 1 else '')  # the others: not examined
+        assert skip.spent(state) == ' (%d of 100 bad batches in a row)' % number
+    state.note_incident(False, '', BATCH)
+    assert not skip.is_willing(state)
+    told = "; 101 bad steps in a row, and 'skip' allows 100 here ('skip:200' allows more)"
+    assert skip.why_not(state) == told
+    assert Skip(200).is_willing(state)
 
 
 def test_who_may_give_way_comes_before_others():

@@ -72,5 +72,5 @@ def test_quiet_logs_errors_and_what_is_saved_until_the_script_has_ended(ours):
         log().error('raised')
         lent.close()
         log().warning('of the next script')
-    saved = 'the last good state is saved: logs/model.ckpt-4'
+    saved = 'the last finite state is saved: logs/model.ckpt-4'
     assert lines == [saved, 'Ctrl-C: saved logs/model.ckpt-5', 'raised', 'of the next script']

@@ -87,6 +87,27 @@ def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in
     assert incident.advice is None
 
 
+@pytest.mark.parametrize('is_divisor', [True, False])
+def test_weights_that_no_batch_reaches_or_that_a_batch_is_divided_by_are_weights(is_divisor):
+    """Neither is a counter, although its gradient needs no batch, nor is the batch at fault."""
+    x, s = tf1.placeholder(tf.float32, [8, 4]), tf1.get_variable('s', initializer=[1.0, 1.0])
+    with slimguard.instrument(
+        on_nan='skip:3,rollback,raise', logdir='logs'
+    ), tf1.Session() as session:
+        y = tf.matmul(x, tf1.get_variable('w', [4, 1]))
+        y, more = (y / tf.reduce_sum(s), 0.0) if is_divisor else (y, tf.norm(s))
+        loss = tf.reduce_mean(tf.square(y - 1.0)) + more
+        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {x: np.ones([8, 4])})
+        s.load([0.0, 0.0], session)
+        session.run(train_op, {x: np.ones([8, 4])})
+        assert np.all(session.run(s) == [1, 1])
+    (record,) = records_in('logs')
+    assert record['action'] == 'rollback'
+    assert 'it depends on the weights alone, and not on the batch' in record['diagnosis']
+
+
 def test_an_op_that_fails_on_a_batch_kept_in_a_variable_is_for_the_chain():
     batch = tf1.get_variable('batch', initializer=tf.ones([8, 4]), trainable=False)
     loss = tf.reduce_mean(tf.math.log(batch)) + tf.reduce_mean(tf1.get_variable('w', [4]))

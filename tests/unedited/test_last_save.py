@@ -155,7 +155,7 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
             assert newest(tmp_path) == path + '-5'
             told = ['Ctrl-C; saving before the end.', 'Ctrl-C: saved %s-5 (global step 5)' % path]
             assert [line for line in lines if line.startswith('Ctrl-C')] == told
-            assert not [line for line in lines if 'good state' in line]
+            assert not [line for line in lines if 'finite state' in line]
             assert [each.name for each in caught.traceback][-2:] == [
                 'press_ctrl_c',
                 'raising_shortly',
@@ -203,7 +203,7 @@ def test_where_the_script_has_saved_nothing_a_line_says_so():
             train(session, train_op, 1)
             with pytest.raises(KeyboardInterrupt):
                 press_ctrl_c()
-    (line,) = [line for line in lines if 'the last good state is not saved' in line]
+    (line,) = [line for line in lines if 'the last finite state is not saved' in line]
     assert 'where the script saves, which has saved nothing yet' in line
 
 
@@ -224,7 +224,7 @@ def test_it_is_beside_the_others_though_the_script_went_elsewhere(tmp_path, monk
                 train(session, train_op, 3)
     logs = str(tmp_path / 'logs')
     saved = [os.path.join(logs, name) for name in ('m.ckpt-4', 'm.ckpt-6')]
-    assert [line for line in lines if line.endswith('the last good state is saved: ' + saved[1])]
+    assert [line for line in lines if line.endswith('the last finite state is saved: ' + saved[1])]
     assert tf1.train.get_checkpoint_state(logs).all_model_checkpoint_paths == saved
     assert not os.listdir('logs')
 

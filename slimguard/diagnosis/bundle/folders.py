@@ -14,7 +14,8 @@ from typing import List, Optional, Set, Tuple
 
 import tensorflow as tf
 
-from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE
+from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError, read_json
+from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 
 _NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
@@ -95,16 +96,31 @@ def _make(path: str) -> bool:
 
 
 def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
-    """Removes bundles beyond `most`, the oldest first; `kept` stays in any case.
+    """Removes bundles beyond `most`: first those of a kind that an older one has, then the oldest.
 
-    Removes unfinished bundles as well, of processes that were killed an hour ago or more.
+    `kept` stays in any case. Unfinished bundles go as well, of processes that were killed an hour
+    ago or more.
     """
     found = paths(logdir)
-    for path in [path for path in found if path != kept][: max(0, len(found) - most)]:
+    kinds: Set[str] = set()
+    firsts, repeats = [], []
+    for path in found if len(found) > most else ():
+        kind = _kind(path)
+        (repeats if kind is None or kind in kinds else firsts).append(path)
+        kinds.add(kind or '')
+    goes = [path for path in repeats + firsts if path != kept]
+    for path in goes[: max(0, len(found) - most)]:
         remove(path)
     for path in _folders(logdir):
         if not is_bundle(path) and _is_abandoned(path):
             remove(path)
+
+
+def _kind(path: str) -> Optional[str]:
+    try:
+        return kind_of(str(read_json(path)['incident'].get('reason')))
+    except BundleError:
+        return None
 
 
 def remove(path: str) -> None:

@@ -129,6 +129,7 @@ class _Build:
         updated = self._check_after(before, clones, ahead)
         end = self._end(before, updated, clones, ahead)
         flags = join_flags([before.flags, updated.flags])
+        self._ranks.note_checks(flags.labels)
         here = decisions[self._tasks.home]
         value = value_of_step(plan, clones, here)
         count = GlobalStep(step.graph, self._tasks, end.settled)

@@ -15,12 +15,15 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.ranks import Ranks
+from slimguard.gate.ranks import Checks, Ranks
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import OURS, op_of
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.system.log import log
+
+# The attribute of a graph with its `Checks`.
+_KEPT_AS = '_slimguard_checks'
 
 
 def ranks_of(step: StepGraph) -> Ranks:
@@ -34,7 +37,9 @@ def ranks_of(step: StepGraph) -> Ranks:
         ours = [node for node in nodes if re.match(types, node.op)]
         ranks = make(step, ours) if ours else None
         if ranks is not None:
-            return ranks
+            checks = getattr(step.graph, _KEPT_AS, None) or Checks()
+            setattr(step.graph, _KEPT_AS, checks)
+            return ranks._replace(checks=checks, train_op=op_of(step.train_op).name)
     return Ranks()
 
 

@@ -8,21 +8,101 @@ and, off the fast path, what each exact check found. The collective is a sum: of
 no; or of tables in which each rank fills its own row, so that all ranks know what each has found.
 
 The first such message of a step also says which signals a rank has heard, so that all end after the
-same step.
+same step. Before its first one, each rank tells the others what it checks.
 """
 
-from typing import Callable, List, NamedTuple, Optional
+import json
+import re
+import threading
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.gate.flags import Flags, Label
+from slimguard.gate.flags import Flags, Label, explain
 from slimguard.gate.shared_signals import NUMBERS, SIGNALS, SharedSignals
 from slimguard.graph import ops
 from slimguard.graph.devices import processor_of
+from slimguard.system import texts
 
 # Called with a subject and a text; gives the texts of all ranks, by rank. Each has to call it.
 Exchange = Callable[[str, str], List[str]]
+
+
+class Checks:
+    """What this rank checks in the steps of a graph, and whether the others check the same."""
+
+    def __init__(self) -> None:
+        self._words: Dict[str, List[str]] = {}  # by train op
+        self._are_same: Set[str] = set()
+        self._lock = threading.Lock()
+
+    def note(self, train_op: str, labels: Sequence[Label]) -> None:
+        """Notes what is checked in the steps of a train op."""
+        self._words[train_op] = list(map(_in_words, labels))
+
+    def require_same(self, train_op: str, exchange: Optional[Exchange]) -> None:
+        """Asks the other ranks, before the first step of a train op.
+
+        Raises:
+          ValueError: if another one checks other values.
+        """
+        if train_op in self._are_same or exchange is None:
+            return
+        with self._lock:  # of two train ops in one run, other ranks may ask in another order
+            if train_op in self._are_same:
+                return
+            told = [json.loads(each) for each in exchange('checks', json.dumps(self._words))]
+            found = _differences(told, train_op)
+            if found:
+                raise ValueError(_DIFFER % (train_op, '; '.join(found)))
+            self._are_same.add(train_op)
+
+
+def _in_words(label: Label) -> str:
+    # A loss is named for an op, whose number may depend on what else a rank has built.
+    is_loss = label.name.startswith('loss ')
+    return explain([label._replace(name='loss') if is_loss else label]).reason
+
+
+def _differences(told: Sequence[Dict[str, List[str]]], train_op: str) -> List[str]:
+    """What each rank checks that the first does not, and the other way round."""
+    without = [
+        '%s guards %s' % (name_of(rank), texts.listed(sorted(checks), _MOST_NAMES))
+        for rank, checks in enumerate(told)
+        if train_op not in checks
+    ]
+    if without:
+        return without
+    found = []
+    first = told[0][train_op]
+    for rank, checks in enumerate(told):
+        mine = checks[train_op]
+        if list(map(_blurred, mine)) == list(map(_blurred, first)):
+            continue
+        more = [each for each in mine if each not in first]
+        less = [each for each in first if each not in mine]
+        if more:
+            found.append(_MORE % (name_of(rank), name_of(0), texts.listed(more, _MOST_NAMES)))
+        if less:
+            found.append(_MORE % (name_of(0), name_of(rank), texts.listed(less, _MOST_NAMES)))
+        if not (more or less):
+            found.append('%s checks the same values in another order' % name_of(rank))
+    return found
+
+
+def _blurred(words: str) -> str:
+    # Names of variables of Horovod's own have the number of the rank in them.
+    return re.sub(r'\d+', '0', words)
+
+
+_MOST_NAMES = 5
+_MORE = '%s checks what %s does not (%s)'
+_DIFFER = (
+    'the graphs of the ranks differ, so that they cannot decide together on a step of train op %r: '
+    '%s. Build the same graph on all ranks, but for their batches'
+)
 
 
 class Ranks(NamedTuple):
@@ -36,6 +116,8 @@ class Ranks(NamedTuple):
       exchange: tells the others something, in none of the training's sessions; None if that cannot
         be.
       signals: the signals that this process has heard.
+      checks: what is checked in the steps of the graph.
+      train_op: the name of the train op.
     """
 
     rank: int = 0
@@ -43,6 +125,8 @@ class Ranks(NamedTuple):
     add: Callable[[tf.Tensor, str], tf.Tensor] = lambda vector, name: vector
     exchange: Optional[Exchange] = None
     signals: SharedSignals = SIGNALS
+    checks: Checks = Checks()
+    train_op: str = ''
 
     @property
     def are_several(self) -> bool:
@@ -84,12 +168,17 @@ class Ranks(NamedTuple):
         ranks = [Label('rank', name_of(rank)) for rank in range(self.size)]
         return Flags([*flags.labels, *ranks], told)
 
+    def note_checks(self, labels: Sequence[Label]) -> None:
+        """Notes what the flags of the step say, for the others to be told of."""
+        if self.are_several:
+            self.checks.note(self.train_op, labels)
+
     def _first_sum(self, vector: tf.Tensor, size: int, name: str) -> tf.Tensor:
         """As `add`, for the first message of a step: the signals that were heard go with it."""
         if not self.end_together:
             return self.add(vector, name)
         with tf.device(processor_of(vector.device)):
-            heard = tf1.py_func(self.signals.heard, [], tf.float32, name='heard')
+            heard = tf1.py_func(self._before_step, [], tf.float32, name='heard')
         heard.set_shape([len(NUMBERS)])
         total = self.add(tf.concat([vector, heard], 0), name)
         some, none = ops.branch(
@@ -99,6 +188,10 @@ class Ranks(NamedTuple):
             told = tf1.py_func(self.signals.tell, [some], [], name='tell')
         done = ops.merge([ops.after([told], some, 'told'), none])
         return ops.after([done], total[:size], 'total')
+
+    def _before_step(self) -> np.ndarray:
+        self.checks.require_same(self.train_op, self.exchange)
+        return self.signals.heard()
 
 
 def name_of(rank: int) -> str:

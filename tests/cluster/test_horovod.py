@@ -47,6 +47,7 @@ EXPECTED = {
     'sparse': [(BATCH, SKIP)],
     'Ctrl-C': [],
     'Ctrl-C in train': [],
+    'other graph': [],
     'unedited Ctrl-C': [],
     'unedited': [(LOSS, SKIP)] * 2,
 }
@@ -128,6 +129,13 @@ def test_after_a_restart_all_ranks_have_the_factor_that_the_first_kept(ranks):
     first, second = (rank['restart'] for rank in ranks)
     assert first['factor'] == second['factor'] == 0.5
     assert (first['step'], first['bits']) == (40, second['bits'])
+
+
+def test_ranks_whose_graphs_differ_say_so_before_the_first_step(ranks):
+    said = ranks[0]['other graph']['error']
+    assert 'the graphs of the ranks differ' in said
+    assert 'rank 1 checks what rank 0 does not (not finite: update of more' in said
+    assert ranks[0]['other graph']['draws'] <= 1
 
 
 def test_an_unedited_script_keeps_no_record_on_other_ranks(folder):

@@ -28,11 +28,12 @@ class Meeting:
 
     Attributes:
       messages: the names of all that was added up, in order.
+      told: of what the ranks told each other apart from that, the subjects.
       signals: by rank, what it has heard.
     """
 
     def __init__(self):
-        self.messages = []
+        self.messages, self.told = [], []
         self.signals = [SharedSignals() for _ in range(2)]
         self._here = threading.local()
         self._barriers = {}
@@ -44,7 +45,7 @@ class Meeting:
         return gates.Ranks(rank, 2, self.add, exchange, self.signals[rank])
 
     def _exchange(self, rank, subject, text):
-        return self._meet(subject, rank, text, [])
+        return self._meet(subject, rank, text, self.told)
 
     def _meet(self, name, rank, value, noted):
         barrier = self._barriers.setdefault(name, threading.Barrier(2, timeout=100))
@@ -109,7 +110,7 @@ def of_one(value, key, members=1):
 class Model:
     """A weight whose gradient the ranks share, and a moving average that each has for itself."""
 
-    def __init__(self, add, max_loss=None, optimizer=None):
+    def __init__(self, add, max_loss=None, has_more=False, optimizer=None):
         self.x = tf1.placeholder(tf.float32, [2, 2], name='x')
         self.given = tf1.placeholder(tf.float32, [], name='given')
         self.offset = tf1.placeholder(tf.float32, [], name='offset')
@@ -123,6 +124,9 @@ class Model:
         self.shared = of_one(gradient, key=1)
         shared = tf.reshape(add(tf.reshape(self.shared, [-1]), 'gradient'), [2, 1]) / 2
         updates = [self.average.assign(self.given)]
+        if has_more:
+            more = tf1.get_variable('more', [], trainable=False, initializer=zeros)
+            updates.append(more.assign(self.given))
         with tf.control_dependencies(updates):
             train_op = optimizer.apply_gradients([(shared, self.w)])
         self.train_op = slimguard.guard(train_op, loss=self.loss, max_loss=max_loss)
@@ -201,6 +205,24 @@ def test_a_signal_that_one_rank_hears_is_told_to_all_by_the_end_of_the_same_step
 
     first, second = meeting.run(train)
     assert first == second == [[], [], [signal.SIGTERM], [signal.SIGTERM], [signal.SIGTERM]]
+    assert meeting.told == ['checks']
+
+
+def test_ranks_whose_graphs_differ_say_so_before_the_first_step(monkeypatch):
+    meeting = Meeting()
+    monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
+
+    def train(rank):
+        model = Model(meeting.add, has_more=rank == 1)
+        with session_of_rank() as session:
+            session.run(tf1.global_variables_initializer())
+            with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+                session.run(model.train_op, model.feed())
+        return raised.value.message
+
+    for said in meeting.run(train):
+        assert 'graphs of the ranks differ' in said
+        assert 'rank 1 checks what rank 0 does not (not finite once updated: more' in said
 
 
 @pytest.mark.full

@@ -61,6 +61,7 @@ CASES = {
     'sparse': Case('rows'),
     'Ctrl-C': Case('SIGINT', (7,)),
     'Ctrl-C in train': Case('SIGINT', (7,), door='train', at_0=(8,)),
+    'other graph': Case('graph'),
     # From here on TensorFlow is changed.
     'unedited': Case('loss', (5, 6), door='unedited'),
     'unedited Ctrl-C': Case('SIGINT', (12,), door='unedited'),
@@ -104,7 +105,14 @@ class Model:
         optimizer = tf1.train.MomentumOptimizer(0.005, 0.9)
         optimizer = hvd.DistributedOptimizer(optimizer, **(case.optimizer or {}))
         update = average.assign(0.9 * average + 0.1 * tf1.reshape(given, []))
-        with tf1.control_dependencies([update]):
+        updates = [update]
+        if case.bad == 'graph' and hvd.rank() == 1:  # a local variable, as the others are broadcast
+            local = [tf1.GraphKeys.LOCAL_VARIABLES]
+            more = tf1.get_variable(
+                'more', [], trainable=False, initializer=start, collections=local
+            )
+            updates.append(more.assign(tf1.reshape(given, [])))
+        with tf1.control_dependencies(updates):
             self.train_op = optimizer.minimize(self.loss, global_step=self.step)
 
     def _batch(self):

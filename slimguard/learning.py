@@ -100,14 +100,12 @@ def create_train_op(
       A Tensor that, when evaluated, applies the gradients and returns the loss.
 
     Raises:
-      TypeError, ValueError: if `total_loss` is no floating scalar Tensor, `optimizer` none of
-        TensorFlow 1, or another argument is not of its kind.
+      TypeError, ValueError: if `total_loss` is no floating scalar Tensor or `optimizer` none of
+        TensorFlow 1; whatever slim raises for its other arguments.
       RuntimeError: in eager mode; if the graph is finalized, as it is after `train`.
     """
     gates.require_loss(total_loss, 'total_loss')
     gates.require_optimizer(optimizer)
-    gates.require_train_options(global_step, update_ops, variables_to_train, check_numerics)
-    gates.require_gradient_options(clip_gradient_norm, gradient_multipliers, total_loss.graph)
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'

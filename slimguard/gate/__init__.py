@@ -85,11 +85,9 @@ of all tasks are good, and how the step ended.
 
 from slimguard.gate.arguments import (
     as_train_op,
-    require_gradient_options,
     require_loss,
     require_max_loss,
     require_optimizer,
-    require_train_options,
     writes_something,
 )
 from slimguard.gate.flags import (
@@ -142,11 +140,9 @@ __all__ = [
     'name_of',
     'original_of',
     'ranks_in',
-    'require_gradient_options',
     'require_loss',
     'require_max_loss',
     'require_optimizer',
-    'require_train_options',
     'scale_learning_rates',
     'variables_behind_gates',
     'writes_something',

@@ -1,15 +1,12 @@
 """Reads and checks the arguments that users give: a train op, its loss, the largest loss."""
 
 import math
-import numbers
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
-from slimguard.system.log import log
-from slimguard.system.numbers import require_bool
 
 
 def writes_something(train_op: TrainOp) -> bool:
@@ -128,92 +125,3 @@ def require_optimizer(optimizer) -> None:
             'apply_gradients. In place of a Keras optimizer, take the one of the same name in '
             'tf.compat.v1.train' % (optimizer,)
         )
-
-
-def require_train_options(global_step, update_ops, variables_to_train, check_numerics) -> None:
-    """Raises TypeError or ValueError for arguments of `create_train_op` that slim fails with.
-
-    Args:
-      global_step: a variable, None, or 0, which is slim's mark for the graph's global step.
-      update_ops, variables_to_train: lists, or None.
-      check_numerics: a bool; None is False to slim.
-    """
-    if not _can_count(global_step):
-        raise TypeError(
-            'global_step must be the variable that counts steps, or None for none; not %r'
-            % (global_step,)
-        )
-    for name, given, what in (
-        ('update_ops', update_ops, 'Operations or Tensors, or None for those in UPDATE_OPS'),
-        ('variables_to_train', variables_to_train, 'variables, or None for all trainable ones'),
-    ):
-        is_one = isinstance(given, (str, tf.Tensor, tf.Variable))
-        if is_one or (given is not None and not hasattr(given, '__iter__')):
-            raise TypeError('%s must be a list of %s; not %r' % (name, what, given))
-    if isinstance(variables_to_train, (list, tuple)) and not variables_to_train:
-        raise ValueError(
-            'variables_to_train is empty, and nothing would be trained; pass variables, or None '
-            'for all trainable ones'
-        )
-    if check_numerics is not None:
-        require_bool('check_numerics', check_numerics)
-
-
-def _can_count(global_step) -> bool:
-    """Whether an optimizer can add to a global step, or the step is left out.
-
-    It has to have `assign_add` or be a reference: a strategy's own need be no `tf.Variable`.
-    """
-    if global_step is None or (type(global_step) is int and global_step == 0):
-        return True
-    is_reference = isinstance(global_step, tf.Tensor) and graphs.is_reference(global_step)
-    return is_reference or hasattr(global_step, 'assign_add')
-
-
-def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf.Graph) -> None:
-    """Raises TypeError or ValueError for what `create_train_op` cannot do to gradients.
-
-    Logs a warning for a factor whose key is no variable: slim ignores the factor, and trains.
-
-    Args:
-      clip_gradient_norm: a number.
-      gradient_multipliers: a dictionary, or None; an empty one counts as None, as in slim.
-      graph: the graph. A variable that is not trained may have a multiplier, which has no effect: a
-        script may have one for every variable, and train some.
-    """
-    if isinstance(clip_gradient_norm, bool) or not isinstance(clip_gradient_norm, numbers.Real):
-        raise TypeError(
-            'clip_gradient_norm must be a number, the largest L2 norm of a gradient, or 0 to clip '
-            'none; not %r' % (clip_gradient_norm,)
-        )
-    # Clipping to an Inf makes each gradient a NaN. A number below 0 clips none, as 0.
-    if not clip_gradient_norm < math.inf:
-        raise ValueError(
-            'clip_gradient_norm must be a finite number, the largest L2 norm of a gradient, or 0 '
-            'to clip none; not %r' % (clip_gradient_norm,)
-        )
-    if not gradient_multipliers:
-        return
-    if not isinstance(gradient_multipliers, dict):
-        raise TypeError(
-            'gradient_multipliers must be a dictionary, from variables or the names of their ops '
-            'to factors, or None for none; not %r' % (gradient_multipliers,)
-        )
-    for key in gradient_multipliers:
-        if not _is_variable_of(graph, key):
-            log().warning(
-                'gradient_multipliers has a factor for %r, which is no variable of the '
-                'graph and not the name of one, and so multiplies nothing; take the variable '
-                'itself, or variable.op.name, which has no ":0"',
-                key,
-            )
-
-
-def _is_variable_of(graph: tf.Graph, key) -> bool:
-    """Whether slim may find a gradient by a key: a variable, or the name of its op."""
-    if not isinstance(key, str):
-        return hasattr(key, 'op') and key.op.graph is graph
-    try:
-        return graph.get_operation_by_name(key).type in graphs.VARIABLES
-    except (KeyError, ValueError):  # there is none, or it is the name of a tensor
-        return False

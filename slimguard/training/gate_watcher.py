@@ -118,7 +118,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         _require_loss_in(graph, self._loss, type(self).__name__)
         self.job = None
         policies = FallbackChain(self.on_nan, self._otherwise)
-        calling = tf_callers.session_among_callers(self)
+        calling = self._look_around()
         self._ranks = gates.ranks_in(graph)
         training = self._training = self._joined
         settings = self._in_force = self.own_settings.over(training.settings)
@@ -286,6 +286,11 @@ class GateWatcher(tf1.train.SessionRunHook):
             recovery.take_along(self.histories)
         sides = self._guards_beside, self._loop is not None
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
+
+    def _look_around(self) -> tf_callers.CallingSession:
+        """What the callers of `begin` tell of the session that is being made."""
+        step_counters.teach_those_beside(self)
+        return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
         """Where the record goes: the logdir, or where the session saves; of ranks, one's."""

@@ -193,8 +193,11 @@ def _require_apart(feeds: dict, others: dict, words: str) -> None:
 
 
 def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
-    names = 'trace_level', 'timeout_in_ms', 'inter_op_thread_pool'
-    largest = {name: max(getattr(options, name), getattr(more, name)) for name in names}
-    options.MergeFrom(more)
-    for name in names:
-        setattr(options, name, largest[name])
+    options.trace_level = max(options.trace_level, more.trace_level)
+    options.timeout_in_ms = max(options.timeout_in_ms, more.timeout_in_ms)
+    options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
+    options.output_partition_graphs |= more.output_partition_graphs
+    options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
+    debug, more_debug = options.debug_options, more.debug_options
+    debug.debug_tensor_watch_opts.extend(more_debug.debug_tensor_watch_opts)
+    debug.reset_disk_byte_usage |= more_debug.reset_disk_byte_usage

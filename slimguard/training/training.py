@@ -182,26 +182,29 @@ class Training:
 
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state, as an incident or an interrupt ends the training."""
-        if self.checkpoints is None:
-            return
-        self.is_saved = True
-        if incident is not None and not incident.held:
-            return  # the bad update is in memory
-        try:
-            if incident is not None and IS_RUINED in incident.reason:
-                newest = self.checkpoints.published()
-                if newest is not None:
-                    log().warning(_IS_RUINED, newest)
-                    return
-            saved = self.checkpoints.save_last(session)
-        except Exception as error:  # whatever it is, it must not hide the incident
-            log().error('the last finite state could not be saved: %s', error)
-            return
-        if saved is not None and incident is not None:
-            log().warning(SAVED, saved)
-        elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
-            why = self.checkpoints.why_not_saved
-            log().warning('the last finite state is not saved: %s.', why)
+        if self.checkpoints is not None:
+            _save_last(self.checkpoints, session, incident)
+            self.is_saved = True
+
+
+def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> None:
+    if incident is not None and not incident.held:
+        return  # the bad update is in memory
+    try:
+        if incident is not None and IS_RUINED in incident.reason:
+            newest = checkpoints.published()
+            if newest is not None:
+                log().warning(_IS_RUINED, newest)
+                return
+        saved = checkpoints.save_last(session)
+    except Exception as error:  # whatever it is, it must not hide the incident
+        log().error('the last finite state could not be saved: %s', error)
+        return
+    if saved is not None and incident is not None:
+        log().warning(SAVED, saved)
+    elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
+        why = checkpoints.why_not_saved
+        log().warning('the last finite state is not saved: %s.', why)
 
 
 SAVED = 'the last finite state is saved: %s'

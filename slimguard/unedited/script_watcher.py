@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional, Sequence
 import tensorflow as tf
 
 from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.compat import tf_callers
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policy_language import OnNan
@@ -96,6 +97,10 @@ class ScriptWatcher(GateWatcher):
         GateWatcher.begin(self)
         self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
         self.histories.note_jump = self._note_jump
+
+    def _look_around(self) -> tf_callers.CallingSession:
+        # Nobody looks: on older Pythons that keeps what a script's variables hold, as its session.
+        return tf_callers.CallingSession([], None, [], False)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
         """It is known later: see `_keep_record`."""

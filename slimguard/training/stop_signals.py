@@ -469,11 +469,10 @@ class _Listener:
         self._put_wakeup_fd_back()
         # Closing the sender would not end the thread while a child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
-        thread, self._thread = self._thread, None
-        if thread is None or sys.is_finalizing():  # as a session is freed: no other thread runs
-            return
-        thread.join()
+        if self._thread is not None and not sys.is_finalizing():  # then no other thread runs
+            self._thread.join()
         self._close_sockets()
+        self._thread = None
 
     def _put_wakeup_fd_back(self) -> None:
         there = signal.set_wakeup_fd(-1)
@@ -538,14 +537,12 @@ class _Listener:
     def leave_in_child(self) -> None:
         """Puts all back in a child."""
         self.trainings = []
+        for number in _DEFAULTS:
+            self._put_back(number)
         if self._thread is not None:
+            self._put_wakeup_fd_back()
+            self._close_sockets()
             self._thread = None
-            try:
-                self._put_wakeup_fd_back()
-                for number in _DEFAULTS:
-                    self._put_back(number)
-            finally:
-                self._close_sockets()
 
 
 _listener = _Listener()

@@ -27,19 +27,21 @@ from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.stop_signals import SECONDS, last_words, require_seconds
-from slimguard.training.watchers import watchers_in
+from slimguard.training.training import Training, TrainingSettings
+from slimguard.training.watchers import handed, watchers_in
 from slimguard.unedited import good_checkpoints, numeric_checks
 from slimguard.unedited.guarded_sessions import GuardedSessions, ScriptSettings
 from slimguard.unedited.patches import Patches
 from slimguard.unedited.train_steps import name_of
 
-# Modules with functions to replace: a `create_train_op`, and in those of slim's loop a `train`. The
-# last two belong to TensorFlow 1.15, which imports them only once somebody asks for tf.contrib.
+# Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
+# it is: slim's, around a Supervisor, or that around a MonitoredSession. The last two belong to
+# TensorFlow 1.15, which imports them only once somebody asks for tf.contrib.
 _MODULES = {
-    'tf_slim.learning': ['create_train_op', 'train'],
-    'tf_slim.training.training': ['create_train_op'],
-    'tensorflow.contrib.slim.python.slim.learning': ['create_train_op', 'train'],
-    'tensorflow.contrib.training.python.training.training': ['create_train_op'],
+    'tf_slim.learning': 'slim',
+    'tf_slim.training.training': 'monitored',
+    'tensorflow.contrib.slim.python.slim.learning': 'slim',
+    'tensorflow.contrib.training.python.training.training': 'monitored',
 }
 
 _active: Optional['Instrumentation'] = None
@@ -64,10 +66,10 @@ def instrument(
     first step. A `Saver` refuses a save that is not finite, and a `NanTensorHook` leaves a guarded
     training to the policy. The log names, once, each update that cannot be guarded.
 
-    Guarded functions replace `create_train_op` and `train` of `slim.learning`, and
-    `create_train_op` of `tf_slim.training`, also in `tf.contrib` if it exists: in their modules,
-    and in loaded code that has imported them by name. Histogram summaries leave out values that
-    are not finite; TensorFlow's own raise for them.
+    Guarded functions replace `create_train_op` and `train` of `slim.learning`, of
+    `tf_slim.training`, and of `tf.contrib` if it exists: in their modules, and in loaded code that
+    has imported them by name. Histogram summaries leave out values that are not finite;
+    TensorFlow's own raise for them.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
@@ -186,9 +188,11 @@ class Instrumentation:
 
     def _replacements_in(self, module) -> Dict[Callable, Callable]:
         """By a function of one of _MODULES, what takes its place."""
-        around = {'create_train_op': self._create_train_op, 'train': self._train}
-        originals = {name: getattr(module, name) for name in _MODULES[module.__name__]}
-        return {original: around[name](original) for name, original in originals.items()}
+        train = self._train if _MODULES[module.__name__] == 'slim' else self._train_monitored
+        return {
+            module.create_train_op: self._create_train_op(module.create_train_op),
+            module.train: train(module.train),
+        }
 
     def _replace(self, replacements: Dict[Callable, Callable]) -> None:
         _replace_everywhere(replacements)
@@ -252,6 +256,27 @@ class Instrumentation:
         rates = [it.learning_rate for it in watcher.incidents if it.learning_rate is not None]
         for action, times in (watcher.actions() - before).items():
             seen.note_incidents(action, directory, times, rates[-1] if rates else None)
+
+    def _train_monitored(self, original: Callable) -> Callable:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def train(*args, **kwargs):
+            arguments = signature.bind(*args, **kwargs).arguments
+            hooks = arguments.get('hooks') or ()
+            logdir = arguments.get('logdir')
+            logdir = files.as_logdir(logdir) if logdir else None
+            if gates.writes_something(arguments['train_op']):
+                arguments['train_op'] = gates.guard(arguments['train_op'])
+            # A NanLossHook of the code's own watches; else the guarded session does.
+            asked = self.settings
+            said = TrainingSettings(
+                asked.max_loss, logdir, spike=asked.spike, history=asked.history
+            )
+            with handed(hooks, Training(said)):
+                return original(**arguments)
+
+        return train
 
     def _defaults(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
         """What the code may leave out of a `train`; a policy, unless a hook of its own has one."""

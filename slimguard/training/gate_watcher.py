@@ -289,7 +289,6 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def _look_around(self) -> tf_callers.CallingSession:
         """What the callers of `begin` tell of the session that is being made."""
-        step_counters.teach_those_beside(self)
         return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:

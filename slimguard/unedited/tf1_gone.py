@@ -41,8 +41,6 @@ GONE = {
     'tf.contrib.mixed_precision': 'use tf.mixed_precision',
     'tf.contrib.nn': 'use tf.nn',
     'tf.contrib.opt': 'use tfa.optimizers' + _ADDONS,
-    'tf.contrib.opt.MovingAverageOptimizer': 'use tf.train.ExponentialMovingAverage beside the '
-    'optimizer, and its variables_to_restore() in the Saver of an evaluation',
     'tf.contrib.optimizer_v2': 'use tf.keras.optimizers',
     'tf.contrib.predictor': 'use tf.saved_model.load',
     'tf.contrib.quantize': 'use the package tensorflow-model-optimization',

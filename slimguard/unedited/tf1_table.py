@@ -4,6 +4,9 @@ from typing import Dict, Tuple, Union
 
 from slimguard.compat.table import MODE_KEYS
 
+# TensorFlow 2 has none; this is our own.
+_OPTIMIZER = 'slimguard.unedited.moving_average_optimizer'
+
 # Where the names of TensorFlow 1 are today. On the left "tf" is the script's TensorFlow, on the
 # right the installed one. A string is the thing itself: a public name of TensorFlow's, a module, or
 # a module and a name in it. A tuple lists the places in which a package finds its names and its
@@ -58,6 +61,11 @@ TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf.contrib.metrics.python.ops': ('tf_slim.metrics',),
     'tf.contrib.metrics.python.ops.confusion_matrix_ops': 'tf.compat.v1.math',
     'tf.contrib.metrics.python.ops.set_ops': 'tf.compat.v1.sets',
+    'tf.contrib.opt': (),
+    'tf.contrib.opt.MovingAverageOptimizer': _OPTIMIZER + ':MovingAverageOptimizer',
+    'tf.contrib.opt.python': (),
+    'tf.contrib.opt.python.training': (),
+    'tf.contrib.opt.python.training.moving_average_optimizer': _OPTIMIZER,
     'tf.contrib.rnn': ('tf.compat.v1.nn.rnn_cell', 'tf.compat.v1.nn'),
     'tf.contrib.signal': 'tf.compat.v1.signal',
     'tf.contrib.slim': ('tf_slim',),

@@ -268,7 +268,7 @@ class TrainSteps:
         except (ValueError, TypeError) as error:
             self._on_refusal(getattr(error, 'name', together[-1].name), error)
             return None
-        if guard is None and made.gate.loss is None:
+        if made.gate.loss is None and (guard is None or self._max_loss is not None):
             why = self._notes.why_unknown(made.gate.original, fed)
             if why or self._max_loss is not None:
                 self._on_no_loss(made.name, why)

@@ -1,0 +1,137 @@
+"""tf.contrib.opt.MovingAverageOptimizer, which TensorFlow 2 dropped."""
+
+from typing import Any, Dict, List, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.compat import tf_private
+
+
+class MovingAverageOptimizer(tf1.train.Optimizer):
+    """Trains as another optimizer does, and keeps moving averages of the variables it trains.
+
+    A checkpoint of its `swapping_saver` has the average of a variable under the variable's own
+    name: an evaluation that restores the checkpoint with a plain saver uses the averages. Training
+    that goes on from it takes the `swapping_saver` again, which puts each back in its place:
+
+        optimizer = tf.contrib.opt.MovingAverageOptimizer(tf.train.AdamOptimizer())
+        train_op = slim.learning.create_train_op(loss, optimizer)
+        slim.learning.train(train_op, logdir, saver=optimizer.swapping_saver())
+
+    Args:
+      opt: the optimizer that computes and applies gradients.
+      average_decay, num_updates: as for `tf.train.ExponentialMovingAverage`.
+      sequential_update: whether the averages wait for the step's update. Otherwise both are
+        computed at the same time, and an average may miss the newest update.
+    """
+
+    def __init__(
+        self,
+        opt: tf1.train.Optimizer,
+        average_decay: float = 0.9999,
+        num_updates: Any = None,
+        sequential_update: bool = True,
+    ):
+        super().__init__(use_locking=False, name='MovingAverageOptimizer')
+        self._optimizer = opt
+        self._averages = tf1.train.ExponentialMovingAverage(average_decay, num_updates=num_updates)
+        self._sequential_update = sequential_update
+        # The op name of each variable by that of its average, and the other way round.
+        self._swapped: Optional[Dict[str, str]] = None
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads_and_vars = list(grads_and_vars)
+        update = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+        variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
+        with tf1.control_dependencies([update] if self._sequential_update else []):
+            averaging = self._averages.apply(variables)
+        self._swapped = self._swapped or {}
+        for variable in variables:
+            average = self._averages.average(variable)
+            self._swapped[variable.op.name] = average.op.name
+            self._swapped[average.op.name] = variable.op.name
+        return tf1.group(update, averaging, name='train_with_avg')
+
+    # The slots are those of the optimizer inside.
+
+    def get_slot(self, var, name):
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self):
+        return self._optimizer.get_slot_names()
+
+    def variables(self):
+        return self._optimizer.variables()
+
+    def swapping_saver(
+        self, var_list: Any = None, name: str = 'swapping_saver', **kwargs
+    ) -> tf1.train.Saver:
+        """A Saver that has each trained variable and its moving average change places.
+
+        To be made once all variables are there, and after `minimize` or `apply_gradients`.
+
+        Args:
+          var_list: what to save, as for a Saver. Default: all global variables.
+          name: the Saver's name.
+          **kwargs: its other arguments.
+
+        Raises:
+          RuntimeError: if no gradients were applied yet.
+          ValueError: if `var_list` has a variable and not its average, or the other way round.
+        """
+        if self._swapped is None:
+            raise RuntimeError(
+                'swapping_saver() does not know yet which variables are trained; call minimize() '
+                'or apply_gradients() first'
+            )
+        if var_list is None:
+            var_list = tf1.global_variables()
+        named = var_list if isinstance(var_list, dict) else _by_name(var_list)
+        there = {_op_name(part): part for value in named.values() for part in _parts(value)}
+        swapped = {}
+        for key, value in named.items():
+            others = [self._other(part, there) for part in _parts(value)]
+            swapped[key] = others if _is_sliced(value) else others[0]
+        return tf1.train.Saver(swapped, name=name, **kwargs)
+
+    def _other(self, variable: Any, there: Dict[str, Any]) -> Any:
+        """What is saved in the place of a variable: itself, if no average belongs to it."""
+        assert self._swapped is not None
+        name = _op_name(variable)
+        other = self._swapped.get(name, name)
+        if other not in there:
+            raise ValueError(
+                'the variables to save have %s and not %s, with which it changes places; give '
+                'swapping_saver() both' % (name, other)
+            )
+        return there[other]
+
+
+def _by_name(variables: Any) -> Dict[str, Any]:
+    """Variables by their names in a checkpoint; the slices of one share a name."""
+    named: Dict[str, Any] = {}
+    for variable in variables:
+        info = tf_private.slice_info(variable)
+        if info is None:
+            named[variable.name if _is_sliced(variable) else _op_name(variable)] = variable
+        else:
+            named.setdefault(info.full_name, []).append(variable)
+    return named
+
+
+def _is_sliced(value: Any) -> bool:
+    """Whether it is a list of a variable's slices, or a PartitionedVariable."""
+    return not isinstance(value, (tf.Variable, tf.Tensor)) and hasattr(value, '__iter__')
+
+
+def _parts(value: Any) -> List[Any]:
+    return list(value) if _is_sliced(value) else [value]
+
+
+def _op_name(variable: Any) -> str:
+    """The name of a variable's op; of another thing that a Saver takes, its own."""
+    return variable.op.name if isinstance(variable, (tf.Variable, tf.Tensor)) else variable.name

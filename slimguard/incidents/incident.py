@@ -74,9 +74,9 @@ class Incident:
         """
         if 'step' not in record or record.get('reason') is None:
             raise ValueError('no record of an incident: it lacks a step or a reason')
-        known = dict(_WHERE_ABSENT)
+        known = dict(_WHERE_ABSENT, step=None)
         for field in dataclasses.fields(cls):
-            if field.name in record:
+            if record.get(field.name) is not None:
                 known[field.name] = _value_of(field.name, record[field.name])
         return cls(**known)
 
@@ -133,17 +133,20 @@ _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 't
 
 # The attributes that are numbers and may be NaN or Inf.
 _NUMBERS = ('loss', 'gradient_norm', 'gradient_norm_ratio')
+# Those that are finite; a step is a whole one.
+_FINITE = ('step', 'time', 'learning_rate')
 
 
 def _value_of(name: str, value: Any) -> Any:
     """The value of an attribute, from what `Incident.to_dict` wrote under its name."""
     try:
-        if value is None or name in ('held', 'state_lost'):
-            return value
-        if name == 'step':
-            return int(value)
-        if name in (*_NUMBERS, 'time', 'learning_rate'):
-            return float(value)
+        if name in ('held', 'state_lost'):
+            return bool(value)
+        if name in (*_NUMBERS, *_FINITE):
+            number = float(value)
+            if name in _FINITE and not math.isfinite(number):
+                raise ValueError('not finite')
+            return int(value) if name == 'step' else number
         return tuple(map(str, value)) if name == 'tensors' else str(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError('no record of an incident: its %s is %.50r' % (name, value)) from None

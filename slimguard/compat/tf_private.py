@@ -381,3 +381,14 @@ def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable
     own = getattr(type(supervisor), name)
     setattr(supervisor, name, method)
     return lambda *args, **kwargs: own(supervisor, *args, **kwargs)
+
+
+def slice_info(variable: Any) -> Any:
+    """Which part of a partitioned variable `variable` is, by `full_name` and `spec`; or None.
+
+    `Variable._save_slice_info`, as TensorFlow's Saver reads it. There is no public name.
+    """
+    return getattr(variable, '_save_slice_info', None)
+
+
+# Editing a graph.

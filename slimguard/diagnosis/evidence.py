@@ -279,7 +279,7 @@ class Evidence:
         """Logs how many lines were held back."""
         told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
         for what, rate in told:
-            log().error('%s: %d more since the last of these lines', what, rate.held_back)
+            log().error('%s: %d more not shown', what, rate.held_back)
             rate.held_back = 0
 
     def _say(self, what: str, error: Exception) -> None:

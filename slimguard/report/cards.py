@@ -162,7 +162,7 @@ def _kind_of(
         said.append('not examined')
     if lead is not None:
         is_last = lead.incident.number == data.incidents[-1].number
-        said.append('it ended the training' if is_last else 'it ended a run of the training')
+        said.append('the one shown ended %s' % ('the training' if is_last else 'a run of it'))
     elif len(members) > 1:
         which = 'the first' if first is members[0] else 'the first that was kept'
         said.append(which + ' is shown')

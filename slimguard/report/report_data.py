@@ -315,8 +315,8 @@ def summary(data: ReportData) -> str:
     readable = sum(isinstance(b, BundleView) for b in data.bundles)
     if not readable:
         return told(data)
-    kept = '%d bad steps were' % readable if readable > 1 else 'One bad step was'
-    return '%s %s kept and examined.' % (told(data), kept)
+    kept = '%d of them are kept' % readable if readable > 1 else 'One is kept'
+    return '%s %s, to be run again.' % (told(data), kept)
 
 
 def told(data: ReportData) -> str:

@@ -43,7 +43,7 @@ class Rate:
     def told(self) -> str:
         """The end of a logged line: how many lines were held back before it; '' for none."""
         held_back, self.held_back = self.held_back, 0
-        return ' (%d more since the last of these lines)' % held_back if held_back else ''
+        return ' (%d more not shown)' % held_back if held_back else ''
 
     def _is_time(self, now: float) -> bool:
         return self._seconds is not None and now - self._spoke >= self._seconds

@@ -9,13 +9,15 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints import checkpoint_files, checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.compat import tf_private
-from slimguard.graph.sessions import SessionInterface
+from slimguard.graph.sessions import OWN_WORK, SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
@@ -58,7 +60,10 @@ class WatchedSession(HookedSession):
             self._is_new = False
             for watcher in watchers_in(self._hooks):
                 watcher.runs.watch(self._session)
-        return HookedSession.run(self, fetches, feed_dict, options, run_metadata)
+        values = HookedSession.run(self, fetches, feed_dict, options, run_metadata)
+        if isinstance(fetches, str) and isinstance(values, bytes) and not OWN_WORK:
+            _look_at_save(values.decode())
+        return values
 
     def should_stop(self) -> bool:
         """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
@@ -100,6 +105,17 @@ class WatchedSession(HookedSession):
         finally:
             self._contexts.close()
         return is_end_of_input  # which ends the block, as that of a MonitoredSession
+
+
+def _look_at_save(prefix: str) -> None:
+    """Says so if a saver that is no `FiniteSaver` has just written a checkpoint that is bad."""
+    if not checkpoint_files.files_of(prefix):
+        return  # it has run something else
+    found = checkpoint_reader.read(prefix)
+    if not found.is_good:
+        log().error(
+            'checkpoint %s is %s. A slimguard.FiniteSaver refuses such a save.', prefix, found
+        )
 
 
 def _give_back(session: 'weakref.ReferenceType[WatchedSession]', process: int) -> None:

@@ -206,8 +206,8 @@ class TestSayingSoOften:
         assert len(lines) == 3
         assert lines[0].startswith('the bundle could not be written: ')
         assert not lines[0].endswith(')')
-        assert lines[1].endswith(' (2 more since the last of these lines)')
-        assert lines[2] == 'the bundle could not be written: 1 more since the last of these lines'
+        assert lines[1].endswith(' (2 more not shown)')
+        assert lines[2] == 'the bundle could not be written: 1 more not shown'
 
 
 def test_the_next_bundle_removes_what_a_killed_training_left(tmp_path):

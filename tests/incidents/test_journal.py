@@ -296,7 +296,7 @@ class TestLog:
         assert lines[1].startswith('no record of incidents is kept') and 'logdir=' in lines[1]
         del lines[1]
         assert lines[9].startswith('incident 10 ')
-        assert '(999 more since the last of these lines)' in lines[11]
+        assert '(999 more not shown)' in lines[11]
         assert len(lines) == 10 + 9 + 1
         assert lines[-1].startswith('10000 incidents in all; the last ')
         told = [int(line.rpartition('(')[2].split()[0]) for line in lines[10:-1]]

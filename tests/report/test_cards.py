@@ -34,8 +34,8 @@ def first_of(*said, **kwargs):
 @pytest.mark.parametrize('end', ['raise', 'stop', 'error'])
 def test_it_opens_with_what_ended_the_training(end):
     said = [(1, 'skip', NAN), (2, 'rollback', NAN), (3, end, 'loss 7 is above max_loss: x')]
-    assert first_of(*said) == ('it ended the training', 'Step 3')
-    assert first_of(*said, (4, 'skip', NAN)) == ('it ended a run of the training', 'Step 3')
+    assert first_of(*said) == ('the one shown ended the training', 'Step 3')
+    assert first_of(*said, (4, 'skip', NAN)) == ('the one shown ended a run of it', 'Step 3')
 
 
 def test_or_with_the_first_of_the_kind_of_most_incidents():

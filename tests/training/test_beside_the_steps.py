@@ -285,7 +285,7 @@ def test_an_update_of_the_chief_that_nobody_was_told_of_is_recorded_at_the_end(t
         # Past the hooks.
         feed = {model.damage.places[BAD]: 1e30}
         session.run_step_fn(lambda step_context: step_context.session.run(train_op, feed))
-    assert [line for line in lines if '1 of 2 batches were skipped' in line], lines
+    assert [line for line in lines if '1 of 2 batches was skipped' in line], lines
     (record,) = records_in(tmp_path)
     assert is_of_chief(record) and record['reason'].endswith('; after the last step')
 

@@ -56,7 +56,7 @@ class TestEachPolicy:
         with LogLines() as lines:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
-        assert told_of_skips(lines) == ['1 of 7 batches were skipped']
+        assert told_of_skips(lines) == ['1 of 7 batches was skipped']
         (last,) = [line for line in lines if 'batches were skipped; why, of the last that' in line]
         assert last.endswith('; to see what happened: python -m slimguard report %s' % tmp_path)
         (record,) = records_in(tmp_path)

@@ -48,6 +48,23 @@ def test_hooks_are_called_for_runs_of_the_train_op_only():
     assert counting.calls == ['after_create_session', 'after_run', 'end']
 
 
+def test_a_checkpoint_that_a_plain_saver_writes_is_looked_at(folder):
+    model, train_op = build()
+    saver = tf1.train.Saver()
+    with slimguard.watch(tf1.Session()) as session, LogLines() as lines:
+        session.run(tf1.global_variables_initializer())
+        saver.save(session, 'logs/m', global_step=1)
+        assert not lines
+        model.weights.load(np.full(model.weights.shape, np.nan), session)
+        saver.save(session, 'logs/m', global_step=2)
+        slimguard.FiniteSaver().save(session, 'logs/f')
+    (bad,) = [line for line in lines if 'm-2' in line]
+    assert bad.endswith(
+        'is not finite: %s. A slimguard.FiniteSaver refuses such a save.' % model.weights.op.name
+    )
+    assert len([line for line in lines if 'logs/f' in line]) == 1
+
+
 @pytest.mark.full
 def test_skip(capfd):
     model, train_op = build(bad=(1,))
@@ -283,7 +300,7 @@ for value in (1.0, float('nan'), 1.0, 1.0):
 def test_a_session_that_is_never_closed_says_what_was_skipped_and_no_more(tmp_path):
     run = forked_python('-c', NEVER_CLOSED, cwd=tmp_path)
     assert run.returncode == 0
-    assert 'slimguard:1 of 4 batches were skipped' in run.stderr
+    assert 'slimguard:1 of 4 batches was skipped' in run.stderr
     assert 'Traceback' not in run.stderr
 
 

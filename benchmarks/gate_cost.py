@@ -41,7 +41,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import compat, gate
-from slimguard.gate import fast_path
+from slimguard.gate.building import fast_path
 
 slim = compat.import_slim()
 tf1 = tf.compat.v1

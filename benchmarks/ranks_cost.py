@@ -22,7 +22,7 @@ import tensorflow as tf
 from tf_slim import nets
 
 from slimguard import compat, gate
-from slimguard.gate import builder
+from slimguard.gate.building import builder
 
 slim = compat.import_slim()
 tf1 = tf.compat.v1

@@ -13,39 +13,12 @@ hooks or slim.
     histograms.py         histogram summaries that do not raise
     learning_rates.py     a factor for learning rates, to make updates smaller
 
-Planning reads the graph:
-
-    plan.py               what a train op consists of, and what has to happen to each part
-    step_graph.py         the ops of a step, read through gates that are there already
-    gated_ops.py          which of them are gated
-    losses.py             which scalars are losses
-    checked_values.py     the values to check before the update
-    kernels.py            when an optimizer's kernel makes finite numbers of small ones
-    late_writes.py        values that are computed after a gated write: which are known to be finite
-    forward_writes.py     which variables are put back, and the ops that all writes wait for
-
-Building adds to it:
-
-    builder.py            decides whether a step is bad, and carries the plan out; in this order:
-    copies.py             copies what forward writes are about to change, and puts variables back
-    square_sums.py        the sums of squares of the checked values
-    fast_path.py          the cheap check of them that nearly every step passes, and the limits
-    step_checks.py        the exact checks before and after the update
-    finite_checks.py      exact checks of many values
-    flags.py              what checks found: flags, each with a label, and a sentence made of them
-    ranks.py              tells all processes that train together what one of them found
-    rank_libraries.py     finds such processes: Horovod's, or those of a strategy
-    shared_signals.py     the signals that such processes tell each other of
-    tasks.py              the tasks that hold variables: each copies, updates and undoes its own
-    gated_clones.py       creates the gated ops a second time, behind a switch
-    outcome.py            the tensors to fetch, and the value that the guarded train op returns
-    announcement.py       prints or raises where nobody watches
-    untold.py             keeps the bad steps that a watcher is yet to be told of
-    measures.py           the loss, learning rate and gradients of a step, good or bad
+    reading/              reads the graph, and plans: what a train op consists of
+    building/             adds to the graph what the plan says: checks, copies, gated ops
 
 How it works
 ------------
-Looking back from the train op, every op falls into one of three parts (:mod:`slimguard.gate.plan`):
+Looking back from the train op, every op falls into one of three parts (reading/plan.py):
 
 * *forward*: what the loss and the gradients are computed from. It is never touched.
 * *gated*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
@@ -56,7 +29,7 @@ Looking back from the train op, every op falls into one of three parts (:mod:`sl
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
-  counter that picks the batch is not (:mod:`slimguard.gate.forward_writes`).
+  counter that picks the batch is not (reading/forward_writes.py).
 
 Two checks decide. The first is cheap: one sum of squares for each value, short vectors together,
 and one comparison. If all are small, the step takes the *fast path*: all values are finite, and a
@@ -71,11 +44,11 @@ put it back. Restoring that copy would lose the variable for good, so the step i
 that are assigned, and not computed from their old value, are exempt: one may begin as an Inf.
 
 Small values do not suffice for writes inside loops and functions, and for kernels that can make a
-NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see :mod:`slimguard.gate.kernels`).
+NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py).
 With one of these no step takes the fast path: each is a *trial*, with copies of the variables that
 it writes. If a kernel's argument is no constant, each step compares it with its range instead. A
 write that is computed from updated variables is known to stay finite if it is an average, a copy or
-the like (:mod:`slimguard.gate.late_writes`); with any other, each step is a trial as well.
+the like (reading/late_writes.py); with any other, each step is a trial as well.
 
 On a cluster, the task of the loss decides. Each other task that holds variables gets one number,
 the decision, and makes its own switches from it: it copies, checks and restores its variables where
@@ -90,7 +63,7 @@ from slimguard.gate.arguments import (
     require_optimizer,
     writes_something,
 )
-from slimguard.gate.flags import (
+from slimguard.gate.building.flags import (
     ABOVE_MAX_LOSS,
     GRADIENT_NORM,
     Label,
@@ -98,6 +71,9 @@ from slimguard.gate.flags import (
     explain,
     labels_in,
 )
+from slimguard.gate.building.measures import Measures
+from slimguard.gate.building.ranks import Ranks, name_of
+from slimguard.gate.building.untold import Told
 from slimguard.gate.gate import (
     Gate,
     gate_of,
@@ -113,9 +89,6 @@ from slimguard.gate.learning_rates import (
     learning_rates_of,
     scale_learning_rates,
 )
-from slimguard.gate.measures import Measures
-from slimguard.gate.ranks import Ranks, name_of
-from slimguard.gate.untold import Told
 from slimguard.gate.writing_runs import guard_summary
 
 __all__ = [

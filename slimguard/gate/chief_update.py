@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.step_graph import GuardedBefore
+from slimguard.gate.reading.step_graph import GuardedBefore
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.devices import processor_of, task_of
 from slimguard.graph.token_queues import has_token_queue, is_token_queue, queue_runners_in

@@ -18,11 +18,11 @@ from typing import (
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.flags import Label, Verdict, explain
-from slimguard.gate.measures import Measures
-from slimguard.gate.outcome import Outcome, guarded_by
-from slimguard.gate.ranks import Ranks
-from slimguard.gate.untold import Untold
+from slimguard.gate.building.flags import Label, Verdict, explain
+from slimguard.gate.building.measures import Measures
+from slimguard.gate.building.outcome import Outcome, guarded_by
+from slimguard.gate.building.ranks import Ranks
+from slimguard.gate.building.untold import Untold
 from slimguard.graph import TrainOp, Writes, key, op_of, ops
 
 _KEPT_AS = '_slimguard_gates'

@@ -16,13 +16,13 @@ from slimguard.gate.arguments import (
     require_max_loss,
     require_outside,
 )
-from slimguard.gate.builder import build
+from slimguard.gate.building.builder import build
 from slimguard.gate.chief_update import find_chief_updates, run_gated
 from slimguard.gate.gate import Gate, gate_of, gates_of, original_of
-from slimguard.gate.gated_ops import find_gated_ops
-from slimguard.gate.losses import as_scalar, mean_of
-from slimguard.gate.plan import make_plan
-from slimguard.gate.step_graph import GuardedBefore, StepGraph
+from slimguard.gate.reading.gated_ops import find_gated_ops
+from slimguard.gate.reading.losses import as_scalar, mean_of
+from slimguard.gate.reading.plan import make_plan
+from slimguard.gate.reading.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
 from slimguard.system.log import log
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.copies import copies_ahead, copy_ahead_of_others, is_put_back
+from slimguard.gate.building.copies import copies_ahead, copy_ahead_of_others, is_put_back
 from slimguard.gate.gate import Gate, gate_of
 from slimguard.gate.guard import guard_with_values
 from slimguard.graph import TrainOp, op_of, ops

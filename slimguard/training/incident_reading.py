@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
-from slimguard.gate.losses import label_of
+from slimguard.gate.reading.losses import label_of
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 

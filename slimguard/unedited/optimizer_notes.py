@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_callers, tf_private
-from slimguard.gate.losses import mean_of
+from slimguard.gate.reading.losses import mean_of
 from slimguard.gate.written_beside import is_drawn
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.sessions import Inside

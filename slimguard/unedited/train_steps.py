@@ -28,9 +28,9 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.arguments import is_made_inside
-from slimguard.gate.builder import NoLossError
+from slimguard.gate.building.builder import NoLossError
+from slimguard.gate.building.copies import copies_ahead, copy_ahead_of_others
 from slimguard.gate.chief_update import takes_accumulated
-from slimguard.gate.copies import copies_ahead, copy_ahead_of_others
 from slimguard.gate.gate import Gate
 from slimguard.gate.guard import gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values

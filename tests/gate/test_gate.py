@@ -10,7 +10,7 @@ from tensorflow.python.training import moving_averages
 
 import slimguard
 from slimguard import compat, gate
-from slimguard.gate.announcement import NOT_WATCHED
+from slimguard.gate.building.announcement import NOT_WATCHED
 from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from slimguard.gate.plan import make_plan
+from slimguard.gate.reading.plan import make_plan
 from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1

@@ -1,6 +1,6 @@
 """What checks found: flags in the graph, each with a label; and a sentence made of the labels.
 
-Nothing is decided here. The graph decides, by what :mod:`slimguard.gate.builder` put there.
+Nothing is decided here. The graph decides, by what builder.py put there.
 """
 
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple

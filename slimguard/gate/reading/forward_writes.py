@@ -15,7 +15,7 @@ from typing import Dict, List, Optional, Set
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph.control_flow import SWITCHES, WAYS_OUT
 
 _MERGES = frozenset(['Merge', 'RefMerge'])

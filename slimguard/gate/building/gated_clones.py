@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.plan import Plan
-from slimguard.gate.tasks import Task, Tasks
+from slimguard.gate.building.tasks import Task, Tasks
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
 

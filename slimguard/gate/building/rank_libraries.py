@@ -15,8 +15,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.ranks import Checks, Ranks
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.building.ranks import Checks, Ranks
+from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph import OURS, op_of
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK

@@ -6,10 +6,10 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.outcome import Outcome
-from slimguard.gate.plan import Plan
-from slimguard.gate.square_sums import SquareSums
-from slimguard.gate.untold import Untold
+from slimguard.gate.building.outcome import Outcome
+from slimguard.gate.building.square_sums import SquareSums
+from slimguard.gate.building.untold import Untold
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.devices import Home
 

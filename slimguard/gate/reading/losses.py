@@ -7,8 +7,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.late_writes import LateValues
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.reading.late_writes import LateValues
+from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph import key, op_of, ops
 from slimguard.graph.source_lines import assigned_name
 from slimguard.system import texts

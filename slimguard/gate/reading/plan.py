@@ -9,13 +9,13 @@ from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Sequen
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
-from slimguard.gate.forward_writes import ForwardWrites, find_barrier, find_left_alone
-from slimguard.gate.gated_ops import find_gated_ops
-from slimguard.gate.kernels import Kernels, Range
-from slimguard.gate.late_writes import LateValues, find_ranges
-from slimguard.gate.losses import find_late_loss, find_losses
-from slimguard.gate.step_graph import GuardedBefore, StepGraph
+from slimguard.gate.reading.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
+from slimguard.gate.reading.forward_writes import ForwardWrites, find_barrier, find_left_alone
+from slimguard.gate.reading.gated_ops import find_gated_ops
+from slimguard.gate.reading.kernels import Kernels, Range
+from slimguard.gate.reading.late_writes import LateValues, find_ranges
+from slimguard.gate.reading.losses import find_late_loss, find_losses
+from slimguard.gate.reading.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, key, op_of
 
 

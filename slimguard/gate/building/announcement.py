@@ -6,10 +6,10 @@ from typing import Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.gate.flags import ERROR, Flags
-from slimguard.gate.outcome import GlobalStep
-from slimguard.gate.plan import Plan
-from slimguard.gate.untold import Told, Untold
+from slimguard.gate.building.flags import ERROR, Flags
+from slimguard.gate.building.outcome import GlobalStep
+from slimguard.gate.building.untold import Told, Untold
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
 
 # How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.

@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.gate.flags import Flags, Label, explain
-from slimguard.gate.shared_signals import NUMBERS, SIGNALS, SharedSignals
+from slimguard.gate.building.flags import Flags, Label, explain
+from slimguard.gate.building.shared_signals import NUMBERS, SIGNALS, SharedSignals
 from slimguard.graph import ops
 from slimguard.graph.devices import processor_of
 from slimguard.system import texts

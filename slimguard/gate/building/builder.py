@@ -9,23 +9,19 @@ from typing import Dict, NamedTuple, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.gate import fast_path
-from slimguard.gate.announcement import announce
-from slimguard.gate.checked_values import Check
-from slimguard.gate.chief_update import accumulators_of
-from slimguard.gate.copies import Copies, copy_ahead, require_unseen
-from slimguard.gate.fast_path import Limits, make_limits
-from slimguard.gate.finite_checks import SMALL_32
-from slimguard.gate.flags import Flags, join_flags
-from slimguard.gate.gate import Gate
-from slimguard.gate.gated_clones import GatedClones
-from slimguard.gate.measures import measure
-from slimguard.gate.outcome import GlobalStep, outcome_of, value_after_step, value_of_step
-from slimguard.gate.plan import Plan
-from slimguard.gate.rank_libraries import ranks_of
-from slimguard.gate.square_sums import SquareSums
-from slimguard.gate.step_checks import StepChecks, check_late_loss, read_opaque_writes
-from slimguard.gate.tasks import (
+from slimguard.gate.building import fast_path
+from slimguard.gate.building.announcement import announce
+from slimguard.gate.building.copies import Copies, copy_ahead, require_unseen
+from slimguard.gate.building.fast_path import Limits, make_limits
+from slimguard.gate.building.finite_checks import SMALL_32
+from slimguard.gate.building.flags import Flags, join_flags
+from slimguard.gate.building.gated_clones import GatedClones
+from slimguard.gate.building.measures import measure
+from slimguard.gate.building.outcome import GlobalStep, outcome_of, value_after_step, value_of_step
+from slimguard.gate.building.rank_libraries import ranks_of
+from slimguard.gate.building.square_sums import SquareSums
+from slimguard.gate.building.step_checks import StepChecks, check_late_loss, read_opaque_writes
+from slimguard.gate.building.tasks import (
     Checked,
     Decision,
     Task,
@@ -36,7 +32,11 @@ from slimguard.gate.tasks import (
     tell,
     undo_here,
 )
-from slimguard.gate.untold import Untold
+from slimguard.gate.building.untold import Untold
+from slimguard.gate.chief_update import accumulators_of
+from slimguard.gate.gate import Gate
+from slimguard.gate.reading.checked_values import Check
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import key, op_of, ops
 from slimguard.graph.devices import Home
 from slimguard.graph.ops import after, branch

@@ -25,8 +25,8 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.kernels import Beginnings, Range
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.reading.kernels import Beginnings, Range
+from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph import key
 
 _ASSIGNS = re.compile(r'Assign(VariableOp)?$')

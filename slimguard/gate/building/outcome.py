@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.gated_clones import GatedClones
-from slimguard.gate.plan import Plan
-from slimguard.gate.tasks import Decision, Task, Tasks
+from slimguard.gate.building.gated_clones import GatedClones
+from slimguard.gate.building.tasks import Decision, Task, Tasks
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import TrainOp, op_of, ops
 
 # The attribute of a guarded train op that names the given one. It goes with the op into files.

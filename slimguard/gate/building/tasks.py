@@ -15,9 +15,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.copies import Copies, restore
-from slimguard.gate.finite_checks import SMALL_32
-from slimguard.gate.plan import Plan
+from slimguard.gate.building.copies import Copies, restore
+from slimguard.gate.building.finite_checks import SMALL_32
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
 from slimguard.graph.devices import processor_of, task_of
 

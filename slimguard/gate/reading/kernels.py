@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph import key
 
 _NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below one; numbers are compared in float64

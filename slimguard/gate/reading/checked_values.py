@@ -5,9 +5,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.kernels import Kernels, Range
-from slimguard.gate.late_writes import LateValues
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.reading.kernels import Kernels, Range
+from slimguard.gate.reading.late_writes import LateValues
+from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph import key
 
 _GRADIENT, _LEARNING_RATE = 'gradient', 'learning rate'

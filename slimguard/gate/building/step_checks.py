@@ -5,14 +5,14 @@ from typing import List, Optional, Sequence
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.checked_values import Check
-from slimguard.gate.copies import Copies
-from slimguard.gate.fast_path import Limits
-from slimguard.gate.finite_checks import FiniteCheck
-from slimguard.gate.flags import GRADIENT_NORM, Flags, Label, join_flags
-from slimguard.gate.losses import label_of
-from slimguard.gate.plan import Plan
-from slimguard.gate.tasks import Task
+from slimguard.gate.building.copies import Copies
+from slimguard.gate.building.fast_path import Limits
+from slimguard.gate.building.finite_checks import FiniteCheck
+from slimguard.gate.building.flags import GRADIENT_NORM, Flags, Label, join_flags
+from slimguard.gate.building.tasks import Task
+from slimguard.gate.reading.checked_values import Check
+from slimguard.gate.reading.losses import label_of
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import key, ops
 from slimguard.graph.devices import Home
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.copies import is_put_back
-from slimguard.gate.late_writes import keeps_finite
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.building.copies import is_put_back
+from slimguard.gate.reading.late_writes import keeps_finite
+from slimguard.gate.reading.step_graph import StepGraph
 
 _Ops = Set[tf.Operation]
 

@@ -8,7 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from slimguard.gate.checked_values import Check
+from slimguard.gate.reading.checked_values import Check
 from slimguard.graph import key, ops
 from slimguard.graph.devices import Home
 

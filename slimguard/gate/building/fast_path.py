@@ -10,9 +10,9 @@ from typing import NamedTuple, Optional
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.gate.kernels import Range
-from slimguard.gate.plan import Plan
-from slimguard.gate.square_sums import Kind, SquareSums
+from slimguard.gate.building.square_sums import Kind, SquareSums
+from slimguard.gate.reading.kernels import Range
+from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
 
 

@@ -69,7 +69,8 @@ class SavingSession(SessionWrapper):
         assert feed_dict is not None  # a Saver feeds the prefix
         (path,) = feed_dict.values()
         self.written = path
-        self._spare.make(path)
+        if not self._spare.make(path):
+            return path
         may_be_undone = any(gate.transient for gate in gates.gates_of(self.graph).values())
         for tries_left in reversed(range(_TRIES if may_be_undone else 1)):
             written = self._write(path, fetches, feed_dict)

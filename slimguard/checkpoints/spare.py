@@ -38,24 +38,31 @@ class Spare:
         self._latest_filename = latest_filename
         self._names: Optional[_Names] = None
 
-    def make(self, path: str) -> None:
-        """Keeps the checkpoint at `path`, if there is one; publishes that if it is the newest."""
+    def make(self, path: str) -> bool:
+        """Keeps the checkpoint at `path`, if there is one; publishes that if it is the newest.
+
+        Returns:
+          Whether another may take its place: not if it is good, and cannot be kept.
+        """
         if self._names is not None or not checkpoint_files.files_of(path):
-            return
+            return True
         spare, newest = _spare_of(path), self._newest()
         if newest == spare:  # a process was killed that wrote over it
             self._names = _Names(path, spare)
-            return
+            return True
         checkpoint_files.remove(spare)
         try:
             checkpoint_files.link(path, spare)
             if newest == path:
                 self._publish(spare, path)
         except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
-            log().warning('%s is written over without a spare: %s', path, error)
             checkpoint_files.remove(spare)
-            return
+            if not checkpoint_reader.read(path).is_good:
+                return True
+            log().warning('%s is there already, and is not saved again: %s', path, error)
+            return False
         self._names = _Names(path, spare)
+        return True
 
     def drop(self, is_saved: bool) -> None:
         """Removes the spare; puts it back if nothing good `is_saved` in its place."""

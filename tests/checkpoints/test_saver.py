@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from slimguard.checkpoints import checkpoint_reader, repair
+from slimguard.checkpoints import checkpoint_files, checkpoint_reader, repair
 from slimguard.graph.sessions import SessionWrapper
 from tests.helpers.children import python
 from tests.helpers.models import Linear, LogLines, records_in, train_quietly
@@ -418,6 +418,24 @@ class TestSavingAStepAgain:
                 assert tf.train.load_variable(str(folder / ('m-%d' % step)), 'w')[0] == 5.0
         assert newest(folder) == 'm-2'
         assert not list(folder.glob('*spare*'))
+
+    @pytest.mark.parametrize('value', [np.nan, 7.0])
+    def test_a_good_one_that_cannot_be_kept_is_not_saved_over(self, folder, monkeypatch, value):
+        def fail(path, other):
+            raise OSError(28, 'No space left on device')
+
+        monkeypatch.setattr(checkpoint_files, 'link', fail)
+        weights = Weights()
+        saver = slimguard.FiniteSaver()
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            saver.save(session, str(folder / 'm'), 2)
+            weights.set(session, value)
+            saver.save(session, str(folder / 'm'), 2)
+        assert tf.train.load_variable(str(folder / 'm-2'), 'w')[0] == 1.0
+        assert newest(folder) == 'm-2'
+        (line,) = [line for line in lines if 'm-2 is there already, and is not saved again' in line]
+        assert 'No space left' in line
 
 
 @pytest.fixture

@@ -156,6 +156,12 @@ class Snapshots:
         self.most = 0
         self._states.keep_only(lambda snapshot: False)
 
+    def forget_before_restart(self, step: Optional[int]) -> None:
+        """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
+        later = [each.taken_at for each in self.kept if _is_later(each, step)]
+        if later:
+            self._states.keep_only(lambda each: each.taken_at > max(later))
+
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
         """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
 
@@ -302,6 +308,10 @@ def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
 def _step_in(values: Dict[str, np.ndarray], graph: tf.Graph) -> Optional[int]:
     step = graphs.global_step(graph)
     return int(values[step.op.name]) if step is not None and step.op.name in values else None
+
+
+def _is_later(snapshot: Snapshot, step: Optional[int]) -> bool:
+    return step is not None and snapshot.step is not None and snapshot.step > step
 
 
 def _name_of(step: Optional[int], good: int) -> str:

@@ -72,7 +72,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     more = _in_rows(measured, told)
     if cause.is_overflow:
         more += large_weights(measured) or outlier(measured)
-    kind = _kind(measured, tensor if cause.at is None else inputs[cause.at], cause)
+    kind = _kind(measured, tensor, cause)
+    if kind == policies.BATCH and cause.at is not None:
+        at_fault = _kind(measured, inputs[cause.at], cause)
+        kind = policies.STATE if at_fault == policies.STATE else kind
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:

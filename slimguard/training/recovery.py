@@ -132,6 +132,7 @@ class Recovery:
         return is_back
 
     def _restore(self, session, handled: OpenIncident) -> bool:
+        self._snapshots.forget_before_restart(handled.incident.step)
         state = self._choose(handled.incident.step)
         if state is None:
             handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)

@@ -4,7 +4,7 @@ A tensor is not finite; a gradient overflows when it is squared; the loss or the
 above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.large_numbers import LARGE_WEIGHT, large_weights, outlier, rows_in_words
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
+from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure, numbers
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
@@ -44,7 +44,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
         if given and not is_written_value(step.type_of(op)):
-            return _explain_computed(measured, told, given)
+            return _explain_computed(measured, told, tensor, given)
         outside = [t for t in others if step.is_fed(t) and is_from_outside(step.type_of(t.op))]
         return _explain_source(told, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
@@ -69,7 +69,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     pairs = zip(told.inputs, given)
     inputs_at = [i._replace(where=causes.where(cause.broken, values.get(key(t)))) for i, t in pairs]
     told = told._replace(inputs=tuple(inputs_at))
-    more = _in_rows(measured, told)
+    told, more = _with_rows(measured, told, tensor)
     if cause.is_overflow:
         more += large_weights(measured) or outlier(measured)
     kind = _kind(measured, tensor, cause)
@@ -235,7 +235,7 @@ def _explain_source(
 
 
 def _explain_computed(
-    measured: MeasuredStep, told: Diagnosis, given: Sequence[tf.Tensor]
+    measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor, given: Sequence[tf.Tensor]
 ) -> Diagnosis:
     """Explains a bad value that another process, or Python, made from finite inputs (`given`)."""
     assert told.output is not None and told.non_finite is not None
@@ -246,7 +246,8 @@ def _explain_computed(
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     phase = measured.phase_of(given[0].op) if given else 'forward'
-    return told._replace(phase=phase, trouble=trouble + _in_rows(measured, told), inputs=inputs)
+    told, rows = _with_rows(measured, told, tensor)
+    return told._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
 
 
 def _written(is_given_finite: bool) -> str:
@@ -298,14 +299,22 @@ def _is_norm(root: tf.Operation) -> bool:
     return given.type == 'Sum'
 
 
-def _in_rows(measured: MeasuredStep, told: Diagnosis) -> str:
-    """The bad rows of the output, in words; '' if all are bad, or if they are not the batch's."""
+def _with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
+    """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
+
+    The rows of `tensor` are those of the batch if it is finite once others stand in their place. If
+    it is not, the diagnosis does not tell of rows either.
+    """
     found, output = told.non_finite, told.output
     if found is None or output is None or not found.rows or not output.shape:
-        return ''
-    rows = output.shape[0]
-    is_some = rows == measured.batch_size and len(found.rows) < rows
-    return rows_in_words(found.rows, rows) if is_some else ''
+        return told, ''
+    rows, of = found.rows, output.shape[0]
+    if of != measured.batch_size or len(rows) >= of:
+        return told, ''
+    without = measured.step.fetch_without(tensor, rows, of)
+    if without is not None and np.isfinite(numbers(without)).all():
+        return told, rows_in_words(rows, of)
+    return told._replace(non_finite=found._replace(rows=[])), ''
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

@@ -250,7 +250,7 @@ class IncidentHandler:
         if incident.action == 'raise' and (self._policies.rollbacks or _asks_for_advice(incident)):
             incident = handled.note(advice=_advice(handled, self._policies))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
-            self._recovery.leave_ruin(run_context.session)
+            self._recovery.leave_ruin(run_context.session, incident.step)
         _end(run_context, incident, job if ends_job else None)
 
     def _roll_back(

@@ -68,17 +68,17 @@ class Recovery:
         """Whether states are kept in memory, with the losses that tell which is good."""
         return self._snapshots.is_wanted
 
-    def leave_ruin(self, session) -> None:
+    def leave_ruin(self, session, step: Optional[int]) -> None:
         """Restores the newest state that is trusted where the weights are finite and ruined.
 
-        What is saved before an error ends the training is to be of use. Soon after a return it is
-        the state that was returned to.
+        What is saved before an error ends the training at a step is to be of use. Soon after a
+        return it is the state that was returned to.
         """
         ruin = self._snapshots.ruin(is_last=True)
         if not ruin:
             return
         snapshot = self._snapshots.trusted() or self._snapshots.went_back_to
-        state = snapshot or (self._went_back_to if self._snapshots.is_soon else None)
+        state = snapshot or self._trusted_checkpoint(step)
         if state is not None:
             self._put_back(session, state)
             log().warning('what is saved is %s%s.', _name_of(state), ruin)

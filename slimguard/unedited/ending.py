@@ -175,7 +175,8 @@ class Account:
             said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
         if self.saved_at_signal:
             said += '; ' + self.saved_at_signal
-        if self.since_nan is not None and self.since_nan <= _SOON:
+        is_ours = self.actions.keys() & {'raise', 'stop'}  # what has ended the script
+        if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         return ('%s; %s' % (said, by_itself) if by_itself else said) + self.see()
 

@@ -367,6 +367,15 @@ def a_root_of_0():
     return a_gradient_of_a_root(lambda given: tf.square(given)[:, 0])
 
 
+def a_log_of_a_batch_turned_round():
+    """Its first axis has the length of the batch, and is another one."""
+    x = placeholder('x', [6, 6])
+    good = np.ones([6, 6], np.float32)
+    bad = good - np.eye(6, dtype=np.float32)[2][:, None] * np.eye(6, dtype=np.float32)[5]
+    loss = tf.reduce_mean(tf.math.log(tf.transpose(x))) * tf.reduce_sum(weights())
+    return fails(loss, {x: good}, {x: bad})
+
+
 def a_constant_of_the_graph(value):
     x, row = placeholder('x'), placeholder('row', [], tf.int32)
     scale = tf.gather(tf.constant([1.0, value]), row)
@@ -462,6 +471,7 @@ STEPS = [
         'in the backward pass',
         'batch',
     ),
+    (a_log_of_a_batch_turned_round, 'log of 0 (1 of 36 values)', '!in row', 'batch'),
     (a_root_of_0, 'gradient of sqrt at 0 (1 of 6 values), in row 2', '!norm', 'batch'),
     (a_constant_that_is_nan, 'a constant is bad: the graph itself holds it', '(Const)', ''),
     (a_constant_that_is_large, 'overflow of float32', '!constant', 'explosion'),

@@ -310,7 +310,7 @@ class TestLog:
         with LogLines() as lines:
             record.record(incident(action='rollback'))
             record.record(incident(action='raise'))
-        assert 'rolled back (90 more since' in lines[0]
+        assert 'rolled back (90 more not shown' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
     def test_from_the_third_alike_on_one_line_says_what_is_the_same(self):

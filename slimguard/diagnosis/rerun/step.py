@@ -116,6 +116,21 @@ class Step:
         values.update(zip([key(t) for t in to_run], self._run_or_split(to_run)))
         return [values[key(t)] for t in tensors]
 
+    def fetch_without(
+        self, tensor: tf.Tensor, rows: Sequence[int], of: int
+    ) -> Optional[np.ndarray]:
+        """As `fetch` of one tensor, with another row in the place of some of a batch of `of`."""
+        other = next(row for row in range(of) if row not in rows)
+        drawn, self.feed = self.feed, dict(self.feed)
+        for each, value in drawn.items():
+            if np.ndim(value) and len(value) == of:
+                self.feed[each] = np.array(value)
+                self.feed[each][list(rows)] = value[other]
+        try:
+            return self.fetch([tensor])[0]
+        finally:
+            self.feed = drawn
+
     def in_chunks(self, tensors: Iterable[tf.Tensor]) -> Iterable[List[tf.Tensor]]:
         """`tensors` in lists that fit into memory beside a training, as far as shapes are known."""
         rows = max([v.shape[0] for v in self.feed.values() if np.ndim(v)], default=1)

@@ -380,7 +380,7 @@ def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
 def test_bundles_without_their_record_are_shown_and_the_record_missed(copy):
     os.remove(record_file.path_in(str(copy)))
     seen = see(copy)
-    assert 'There is no record of incidents, though bad steps were kept. 3 bad steps' in seen.text
+    assert 'There is no record of incidents, though bad steps were kept. 3 of them' in seen.text
     assert len(seen.of('article')) == 3
 
 

@@ -24,6 +24,8 @@ _T = TypeVar('_T')
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
 # How the diagnosis of bad data begins.
 _OF_DATA = 'in the input: '
+# The line of the user's code in a diagnosis.
+_LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
 _ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
 
 
@@ -69,10 +71,10 @@ def by_kind(items: Sequence[_T], incident_of: Callable[[_T], Any]) -> List[List[
     for each in incidents:
         # Data are looked at in any case: what is not examined has none that are bad.
         if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
-            causes.setdefault(symptom_of(each), set()).add(kind_of(each.cause))
+            causes.setdefault(symptom_of(each), set()).add(_cause_and_line(each))
     kinds: Dict[str, List[_T]] = {}
     for item, each in zip(items, incidents):
-        kind = kind_of(each.cause)
+        kind = _cause_and_line(each)
         known = () if each.diagnosis else causes.get(symptom_of(each), ())
         if len(known) == 1:
             (kind,) = known
@@ -93,6 +95,15 @@ def _group_of(members: List[Incident]) -> Group:
     first = next((each for each in members if each.diagnosis), members[0])
     left_out = not_examined(members)
     return Group(first, len(members), first_step, last_step, dict(actions), left_out)
+
+
+def _cause_and_line(incident: Any) -> str:
+    """The kind of a cause, and the user's line; an overflow moves from line to line."""
+    kind = kind_of(incident.cause)
+    diagnosis = incident.diagnosis or ''
+    if 'overflow' in kind or diagnosis.startswith(_OF_DATA):
+        return kind
+    return '\n'.join([kind, *_LINE.findall(diagnosis)[:1]])
 
 
 def kind_of(cause: str) -> str:

@@ -15,6 +15,18 @@ def test_those_of_one_cause_are_together_whatever_it_made_bad():
     assert [group.count for group in grouped(incidents)] == [3, 1]
 
 
+def test_one_cause_in_two_lines_of_the_user_is_two_and_an_overflow_is_one_wherever_it_shows():
+    told = 'in the forward pass: %s\n  Log:0 (Log)\n  /home/me/train.py:%d%s'
+    for cause, more, count in [
+        ('log of 0', ', in f: tf.log(x)', 2),
+        ('log of 0', '', 2),
+        ('overflow', '', 1),
+    ]:
+        both = [incident(line, diagnosis=told % (cause, line, more)) for line in (7, 9)]
+        assert len(grouped(both)) == count
+        assert len(grouped([both[0], both[0]])) == 1
+
+
 def test_without_a_cause_those_of_one_reason_are_together_in_the_order_of_the_first():
     incidents = [incident(3), incident(4, 'not finite: w'), incident(9), incident(7, action=None)]
     incidents.append(incident(8, action='raise'))

@@ -53,7 +53,7 @@ class SavingSession(SessionWrapper):
       spare: keeps the checkpoint that is replaced, if any.
 
     Attributes:
-      written: the prefix of the checkpoint, once it is known; else None.
+      written: the prefix of the checkpoint that it writes; None if it writes none.
     """
 
     def __init__(self, session, saver: tf1.train.Saver, spare: Spare):
@@ -68,9 +68,9 @@ class SavingSession(SessionWrapper):
             return SessionWrapper.run(self, fetches, feed_dict, options, run_metadata)
         assert feed_dict is not None  # a Saver feeds the prefix
         (path,) = feed_dict.values()
-        self.written = path
         if not self._spare.make(path):
             return path
+        self.written = path
         may_be_undone = any(gate.transient for gate in gates.gates_of(self.graph).values())
         for tries_left in reversed(range(_TRIES if may_be_undone else 1)):
             written = self._write(path, fetches, feed_dict)

@@ -137,7 +137,8 @@ class FiniteSaver(tf1.train.Saver):
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 is_saved = True
                 self._saved, self._listed = saved, list(self.last_checkpoints)
-                _note_published(saved)
+                if session.written is not None:  # else a good one stays there
+                    _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:
                 unguarded = self._unguarded(refusal.found.non_finite, sess.graph)

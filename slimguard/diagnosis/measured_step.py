@@ -214,13 +214,9 @@ class MeasuredStep:
         None that an optimizer trains is among them. Empty if the step writes no other variables:
         then these are what it trains.
         """
-        written = self._written
-        trained = {
-            variable
-            for op in self.step.ours
-            if graphs.is_apply(op)
-            for variable in graphs.Writes(self.step.graph).variables(op)
-        }
+        written, writes = self._written, graphs.Writes(self.step.graph)
+        applies = filter(graphs.is_apply, self.step.ours)
+        trained = {variable for op in applies for variable in writes.variables(op)}
         counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
         counters -= trained
         while True:

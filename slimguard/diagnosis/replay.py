@@ -14,7 +14,7 @@ from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import find_non_finite, numbers
-from slimguard.diagnosis.rerun import ReplayError, StepCopy
+from slimguard.diagnosis.rerun import ReplayError, StepCopy, with_rows_replaced
 from slimguard.gate import Label
 from slimguard.system import files, terminal, texts
 
@@ -176,8 +176,7 @@ class Fewer(NamedTuple):
 def leave_out(bundle: Bundle, row: int) -> Fewer:
     """What the step drew, without a row of the batch.
 
-    A copy of another row, if possible a finite one, replaces the row, since many graphs are built
-    for batches of one size. An array belongs to the batch if its first dimension is the batch's.
+    A copy of another row, if possible a finite one, replaces the row.
 
     Raises:
       BundleError: if there is no such row, or no other.
@@ -189,17 +188,12 @@ def leave_out(bundle: Bundle, row: int) -> Fewer:
         raise BundleError('there is no row %d; the batch has rows 0 to %d' % (row, rows - 1))
     if rows == 1:
         raise BundleError('row 0 is all there is of the batch')
-    batch = {n: v for n, v in bundle.values.items() if np.ndim(v) and len(v) == rows}
     bad = {row}
-    for value in batch.values():
+    for value in (v for v in bundle.values.values() if np.ndim(v) and len(v) == rows):
         if value.dtype.kind not in 'OSUbiu':
             bad.update(find_non_finite(value).rows)
     others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
-    replaced = {}
-    for name, value in batch.items():
-        replaced[name] = value.copy()
-        replaced[name][row] = value[others[0]]
-    return Fewer(row, others[0], dict(bundle.values, **replaced))
+    return Fewer(row, others[0], with_rows_replaced(bundle.values, [row], rows, others[0]))
 
 
 def _batch_size(bundle: Bundle) -> Optional[int]:

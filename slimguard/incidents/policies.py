@@ -169,7 +169,7 @@ class Skip(Policy):
 
     def is_willing(self, state: PolicyState) -> bool:
         return (
-            (state.in_a_row <= self.max_consecutive or state.is_chance)
+            state.in_a_row <= self._most(state, state.cause)
             and not state.state_lost
             and not state.ruin
             and state.cause != COMES_AGAIN

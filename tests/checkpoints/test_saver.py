@@ -13,6 +13,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader, repair
+from slimguard.checkpoints.finite_saver import last_published
 from slimguard.graph.sessions import SessionWrapper
 from tests.helpers.children import python
 from tests.helpers.models import Linear, LogLines, records_in, train_quietly
@@ -431,7 +432,9 @@ class TestSavingAStepAgain:
             session.run(tf1.global_variables_initializer())
             saver.save(session, str(folder / 'm'), 2)
             weights.set(session, value)
+            published = last_published()
             saver.save(session, str(folder / 'm'), 2)
+            assert last_published() == published
         assert tf.train.load_variable(str(folder / 'm-2'), 'w')[0] == 1.0
         assert newest(folder) == 'm-2'
         (line,) = [line for line in lines if 'm-2 is there already, and is not saved again' in line]

@@ -13,7 +13,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery
-from tests.helpers.models import Linear, checkpoint_at, records_in, train_quietly
+from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -73,6 +73,16 @@ def test_the_newest_that_is_ten_steps_old_is_taken_and_no_older_one_is_read():
     recovery, _ = recovery_of(restorer)
     assert gone_back_to(recovery, 60) == LOGDIR + '/model.ckpt-50'
     assert restorer.read == [52, 50]
+
+
+def test_before_an_error_ruined_weights_give_way_to_it(monkeypatch):
+    """Also where the last return is long ago, so that what is saved is no ruin."""
+    recovery, snapshots = recovery_of(Listed(52, 50, 40))
+    monkeypatch.setattr(snapshots, 'ruin', lambda is_last=False: '; and the weights are ruined')
+    with LogLines() as lines:
+        recovery.leave_ruin(None, 60)
+    (line,) = lines
+    assert line.endswith('what is saved is %s/model.ckpt-50; and the weights are ruined.' % LOGDIR)
 
 
 def test_where_none_is_it_is_the_newest():

@@ -93,3 +93,17 @@ def test_a_script_that_ends_soon_after_a_nan_that_it_fetched_is_told_so(more, sa
     told = str(guards.sessions.seen)
     assert ('had fetched a NaN' in told) == (said is not None)
     assert said is None or 'the script ended %s it had fetched a NaN of a bad step' % said in told
+
+
+def test_not_where_slimguard_has_ended_it(tmp_path):
+    with slimguard.instrument('skip:1,raise', logdir=tmp_path, capture=False) as guards:
+        model = Linear(bad=(1, 2))
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op)
+            session.run([train_op, model.loss])
+            assert 'had fetched a NaN' in str(guards.sessions.seen)
+            with pytest.raises(slimguard.NanLossError):
+                session.run([train_op, model.loss])
+    assert 'had fetched a NaN' not in str(guards.sessions.seen)

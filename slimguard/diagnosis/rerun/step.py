@@ -1,6 +1,6 @@
 """A step that can be run again, as often as one likes, without writing."""
 
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,23 @@ from slimguard.graph.control_flow import Flow
 from slimguard.graph.source_lines import Origin
 
 _CHUNK_BYTES = 192 << 20  # fetched at once
+_T = TypeVar('_T')
+
+
+def with_rows_replaced(
+    drawn: Dict[_T, np.ndarray], rows: Sequence[int], of: int, other: int
+) -> Dict[_T, np.ndarray]:
+    """What a step drew, with copies of the row `other` in the place of some of a batch of `of`.
+
+    An array belongs to the batch if its first dimension is the batch's. Many graphs are built for
+    batches of one size, so no row is taken out.
+    """
+    replaced = dict(drawn)
+    for name, value in drawn.items():
+        if np.ndim(value) and len(value) == of:
+            replaced[name] = np.array(value)
+            replaced[name][list(rows)] = value[other]
+    return replaced
 
 
 class Step:
@@ -121,11 +138,7 @@ class Step:
     ) -> Optional[np.ndarray]:
         """As `fetch` of one tensor, with another row in the place of some of a batch of `of`."""
         other = next(row for row in range(of) if row not in rows)
-        drawn, self.feed = self.feed, dict(self.feed)
-        for each, value in drawn.items():
-            if np.ndim(value) and len(value) == of:
-                self.feed[each] = np.array(value)
-                self.feed[each][list(rows)] = value[other]
+        drawn, self.feed = self.feed, with_rows_replaced(self.feed, rows, of, other)
         try:
             return self.fetch([tensor])[0]
         finally:

@@ -1,16 +1,16 @@
 """Slimguard on a GPU: what holds there, and what it costs. Prints one table.
 
-    python benchmarks/gpu.py [--quick] [--device=/gpu:0]
+    python benchmarks/gpu.py [--quick] [--device=/gpu:0] [holds] [cost] [memory] [loops]
 
-It takes some four minutes on a data-centre GPU. Without a GPU, `--quick --device=/cpu:0` runs the
-same with small models.
+Without a GPU, `--quick --device=/cpu:0` runs the same with small models. The parts, all of them if
+none is named:
 
 * *holds*: models are pinned to the device without soft placement, and trained by a plain session
   under `slimguard.watch`. A row passes if the training starts, a bad step keeps every bit of every
   variable, its incident is diagnosed and leaves a bundle, and a save afterwards is finite. The same
   with XLA's automatic clustering, with mixed precision and its loss scale, and with a rollback.
-* *cost*: guarded over unguarded, medians of runs that take turns, with quartiles; *again* is the
-  unguarded training once more, and its distance from 1 is the error of the measurement. The
+* *cost*, *loops*: guarded over unguarded, medians of runs that take turns, with quartiles; *again*
+  is the unguarded training once more, and its distance from 1 is the error of the measurement. The
   history and the capture are on, as they are by default; `spike` is a row of its own.
 * *memory*: the most bytes of tensors on the device in a good step, as TensorFlow traces them, and
   the bytes that cross to the host in it.
@@ -42,6 +42,7 @@ tf1 = tf.compat.v1
 
 MIXED = 'mixed precision'
 XLA = 'XLA'
+PARTS = ['holds', 'cost', 'memory', 'loops']
 
 
 def convnet(images):
@@ -146,14 +147,17 @@ class Table:
         self.failed = False
         print(measure.table([['', 'result']]), flush=True)
 
-    def row(self, what, make_result):
+    def rows(self, what, make_rows, *arguments):
+        """Prints the rows of `make_rows(*arguments)`: a result, or pairs of a name and a result."""
         try:
-            result = make_result()
+            made = make_rows(*arguments)
+            results = [('', made)] if isinstance(made, str) else made
         except Exception as error:
             self.failed = True
             first = (str(error).splitlines() or [''])[0]
-            result = '**fail**: %s: %s' % (type(error).__name__, first[:200])
-        print('| %s | %s |' % (what, result), flush=True)
+            results = [('', '**fail**: %s: %s' % (type(error).__name__, first[:200]))]
+        for name, result in results:
+            print('| %s%s | %s |' % (what, name, result), flush=True)
 
 
 def require(holds, what):
@@ -200,8 +204,8 @@ def rollback_holds(device, model, size, batches):
         return 'pass; %.2f s, %.0f steps' % (seconds, seconds / good)
 
 
-def step_cost(device, model, size, batches, kind, rounds, table):
-    """Rows of the step's cost for each size of a batch, then of memory."""
+def step_cost(device, model, size, batches, kind, rounds):
+    """The step's cost for each size of a batch. Returns rows."""
     make = dict(device=device, model=model, size=size, batches=batches, kind=kind)
     trainings = {
         'unguarded': Training(**make),
@@ -209,30 +213,41 @@ def step_cost(device, model, size, batches, kind, rounds, table):
         'guarded': Training(arguments=dict(on_nan='skip'), **make),
         'guarded, spike': Training(arguments=dict(on_nan='skip', spike=True), **make),
     }
-    name = '%s, %d pixels%s' % (model.__name__, size, kind and ', ' + kind)
+    rows = []
     for batch in batches:
         for training in trainings.values():
             training.batch = batch
         ratios = measure.interleave({n: t.step for n, t in trainings.items()}, rounds)
         for what, ratio in ratios.items():
-            said = '%s (%.1f ms)' % (ratio, 1e3 * ratio.seconds)
-            table.row('cost: %s, batch %d: %s' % (name, batch, what), lambda said=said: said)
-
-        def memory():
-            found = [trainings[n].traced(device) for n in ('unguarded', 'guarded')]
-            (peak, sent), (guarded_peak, guarded_sent) = found
-            ratio = '%.3f' % (guarded_peak / peak) if peak else 'not traced'
-            return '%s of %.0f MiB; %d bytes to the host, unguarded %d' % (
-                (ratio, peak / 2**20, guarded_sent, sent)
-            )
-
-        table.row('memory: %s, batch %d' % (name, batch), memory)
+            result = '%s (%.2f ms)' % (ratio, 1e3 * ratio.seconds)
+            rows.append((', batch %d: %s' % (batch, what), result))
     for training in reversed(list(trainings.values())):
         training.close()
+    return rows
 
 
-def loop_rows(device, rounds, table):
-    """Rows of the tiny model in each loop, which may place elsewhere what the device cannot run."""
+def memory(device, model, size, batches, kind):
+    """The device's memory in a step, and what the step sends to the host. Returns rows."""
+    make = dict(device=device, model=model, size=size, batches=batches, kind=kind)
+    trainings = [Training(**make), Training(arguments=dict(on_nan='skip'), **make)]
+    rows = []
+    for batch in batches:
+        for training in trainings:
+            training.batch = batch
+            training.step()
+        (peak, sent), (guarded_peak, guarded_sent) = [t.traced(device) for t in trainings]
+        ratio = '%.3f' % (guarded_peak / peak) if peak else 'not traced'
+        result = '%s of %.0f MiB; %d bytes to the host, unguarded %d' % (
+            (ratio, peak / 2**20, guarded_sent, sent)
+        )
+        rows.append((', batch %d' % batch, result))
+    for training in reversed(trainings):
+        training.close()
+    return rows
+
+
+def loop_costs(device, rounds):
+    """The tiny model in each loop, which may place elsewhere what the device cannot run."""
     chosen = [
         'session.run(train_op)',
         'MonitoredTrainingSession, NanTensorHook',
@@ -246,9 +261,7 @@ def loop_rows(device, rounds, table):
         return {n: on_device(device, t) for n, t in loop_cost.loops(ticks).items() if n in chosen}
 
     times = loop_cost.step_costs(rounds, loops)
-    for name in chosen:
-        ratio = measure.ratio(times[name], times[chosen[0]])
-        table.row('cost: tiny model, ' + name, lambda ratio=ratio: ratio)
+    return [(name, measure.ratio(times[name], times[chosen[0]])) for name in chosen]
 
 
 def on_device(device, train):
@@ -263,29 +276,33 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument('--quick', action='store_true', help='small models and few rounds')
     parser.add_argument('--device', default='/gpu:0', help='where the models are pinned to')
+    parser.add_argument('parts', nargs='*', metavar='part', help='one of %s' % ', '.join(PARTS))
     options = parser.parse_args()
+    if not set(options.parts) <= set(PARTS):
+        parser.error('parts are %s' % ', '.join(PARTS))
     warnings.filterwarnings('ignore')
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.FATAL)
-    device, quick = options.device, options.quick
+    device, quick, parts = options.device, options.quick, options.parts or PARTS
     there = [each.physical_device_desc or each.name for each in device_lib.list_local_devices()]
     print('TensorFlow %s; %s\n' % (tf.__version__, '; '.join(there)), flush=True)
     table = Table()
-    sizes = {convnet: (32, [8]), resnet_50: (32, [2]) if quick else (224, [32])}
-    for model, (size, batches) in sizes.items():
-        for kind in ('', XLA, MIXED):
-            table.row(
-                'holds: %s%s' % (model.__name__, kind and ', ' + kind),
-                lambda m=model, s=size, b=batches, k=kind: bad_step_holds(device, m, s, b, k),
-            )
-        table.row(
-            'holds: %s, rollback' % model.__name__,
-            lambda m=model, s=size, b=batches: rollback_holds(device, m, s, b),
-        )
-    for kind in ('', MIXED):
-        size, batches, rounds = (32, [2], 2) if quick else (224, [32, 128], 20)
-        step_cost(device, resnet_50, size, batches, kind, rounds, table)
-    loop_rows(device, 4 if quick else 60, table)
+    large = (resnet_50, 32, [2]) if quick else (resnet_50, 224, [32, 128])
+    for model, size, batches in ((convnet, 32, [8]), large):
+        case, name = (device, model, size, batches[:1]), 'holds: ' + model.__name__
+        if 'holds' in parts:
+            for kind in ('', XLA, MIXED):
+                table.rows(name + (kind and ', ' + kind), bad_step_holds, *case, kind)
+            table.rows(name + ', rollback', rollback_holds, *case)
+    for model, size, batches, kind in ((convnet, 32, [8], ''), (*large, ''), (*large, MIXED)):
+        case = (device, model, size, batches, kind)
+        name = '%s, %d pixels%s' % (model.__name__, size, kind and ', ' + kind)
+        if 'cost' in parts:
+            table.rows('cost: ' + name, step_cost, *case, 2 if quick else 20)
+        if 'memory' in parts:
+            table.rows('memory: ' + name, memory, *case)
+    if 'loops' in parts:
+        table.rows('cost: tiny model, ', loop_costs, device, 4 if quick else 60)
     sys.exit(table.failed)
 
 

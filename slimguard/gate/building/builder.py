@@ -12,15 +12,18 @@ import tensorflow.compat.v1 as tf1
 from slimguard.gate.building import fast_path
 from slimguard.gate.building.announcement import announce
 from slimguard.gate.building.copies import Copies, copy_ahead, require_unseen
-from slimguard.gate.building.fast_path import Limits, make_limits
-from slimguard.gate.building.finite_checks import SMALL_32
+from slimguard.gate.building.exact_checks import (
+    SMALL_32,
+    StepChecks,
+    check_late_loss,
+    read_opaque_writes,
+)
+from slimguard.gate.building.fast_path import Limits, SquareSums, make_limits
 from slimguard.gate.building.flags import Flags, join_flags
 from slimguard.gate.building.gated_clones import GatedClones
 from slimguard.gate.building.measures import measure
 from slimguard.gate.building.outcome import GlobalStep, outcome_of, value_after_step, value_of_step
 from slimguard.gate.building.rank_libraries import ranks_of
-from slimguard.gate.building.square_sums import SquareSums
-from slimguard.gate.building.step_checks import StepChecks, check_late_loss, read_opaque_writes
 from slimguard.gate.building.tasks import (
     Checked,
     Decision,
@@ -235,11 +238,12 @@ class _Build:
         ran = [clones.of_op(op_of(plan.step.train_op))]
         fast_ran = None if fast is None else after(ran, fast, 'ran_fast')
         checked = _checked(ran, decisions[home])
-        found = [self._checks.after_update(home, checked, ahead)]
+        found = [self._checks.after_update(home.variables, home.put_back, checked, ahead)]
         for task in self._tasks.others:
             with tf.device(task.device):
                 checked_there = _checked(clones.writes_at(task), decisions[task])
-                found.append(self._checks.after_update(task, checked_there, ahead))
+                written = task.variables, task.put_back
+                found.append(self._checks.after_update(*written, checked_there, ahead))
         if plan.late_loss is not None:
             value = clones.of(plan.late_loss)
             found.append(check_late_loss(plan.late_loss, value, decisions[home].refused))

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.building.copies import Copies, restore
-from slimguard.gate.building.finite_checks import SMALL_32
+from slimguard.gate.building.exact_checks import SMALL_32
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
 from slimguard.graph.devices import processor_of, task_of

@@ -50,10 +50,8 @@ it writes. If a kernel's argument is no constant, each step compares it with its
 write that is computed from updated variables is known to stay finite if it is an average, a copy or
 the like (reading/late_writes.py); with any other, each step is a trial as well.
 
-On a cluster, the task of the loss decides. Each other task that holds variables gets one number,
-the decision, and makes its own switches from it: it copies, checks and restores its variables where
-they are, and sends back only flags. Off the fast path it gets two more numbers: whether the copies
-of all tasks are good, and how the step ended.
+On a cluster, the task of the loss decides. Copies stay where their variables are, and so do the
+checks of them: signals and flags cross the network.
 """
 
 from slimguard.gate.arguments import (

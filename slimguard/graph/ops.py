@@ -145,7 +145,9 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
     Newer versions of TensorFlow mark the ops that `tf.control_dependencies` is given, and warn if a
     session has seen one. So only ops of ours go through it.
     """
-    needed = dict.fromkeys(map(op_of, first))
+    needed = list(dict.fromkeys(map(op_of, first)))
+    if len({op.device for op in needed}) > 1:  # each device sends one signal
+        needed = _on_each_device(needed, name + '_there')
     own = [op for op in needed if op.name.startswith(OURS)]
     with tf.control_dependencies(own):
         copied = tf.identity(tensor, name)
@@ -157,14 +159,19 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
     """As `tf.group`, for ops that a session may have run: see `after`."""
+    parts = _on_each_device(operations, name)
+    return parts[0] if len(parts) == 1 else _waiting_for(parts, '', name)
+
+
+def _on_each_device(operations: Iterable[tf.Operation], name: str) -> List[tf.Operation]:
+    """An op on each device of some ops, which waits for those that are there."""
     by_device: Dict[str, List[tf.Operation]] = {}
     for operation in operations:
         by_device.setdefault(operation.device, []).append(operation)
-    parts = [_group_on(device, together, name) for device, together in by_device.items()]
-    return parts[0] if len(parts) == 1 else _group_on('', parts, name)
+    return [_waiting_for(there, device, name) for device, there in by_device.items()]
 
 
-def _group_on(device: str, operations: Iterable[tf.Operation], name: str) -> tf.Operation:
+def _waiting_for(operations: Iterable[tf.Operation], device: str, name: str) -> tf.Operation:
     with tf.device(device or None):
         waiting = tf.no_op(name)
     for operation in operations:

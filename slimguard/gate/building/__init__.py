@@ -9,7 +9,6 @@ The files, in the order of a step:
     ranks.py              tells all processes that train together what one of them found
     rank_libraries.py     finds such processes: Horovod's, or those of a strategy
     shared_signals.py     the signals that such processes tell each other of
-    tasks.py              the tasks that hold variables: each copies, updates and undoes its own
     gated_clones.py       creates the gated ops a second time, behind a switch
     outcome.py            the tensors to fetch, and the value that the guarded train op returns
     announcement.py       prints or raises where nobody watches

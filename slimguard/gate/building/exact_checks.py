@@ -5,7 +5,7 @@ one length are joined, and summed up by rows. In nearly all steps the fast path 
 and these ops are on a dead branch.
 """
 
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -97,7 +97,8 @@ def _sums_of(tensors: Sequence[tf.Tensor], moment: Moment, home: Home) -> tf.Ten
     dtype = tensor.dtype.base_dtype
     if len(tensors) > 1:
         with ops.at(near):
-            tensor = tf.reshape(tf.concat(tensors, moment.first_axis), [len(tensors), -1])
+            joined = tf.raw_ops.ConcatV2(values=tensors, axis=moment.first_axis)
+            tensor = tf.reshape(joined, [len(tensors), -1])
     scaled = ops.create_at(near, 'Mul', [tensor, moment.small(dtype)], [dtype]).outputs[0]
     if dtype.is_complex or dtype == tf.bfloat16:
         with ops.at(near):
@@ -155,27 +156,19 @@ class StepChecks:
         bad = not_finite([copies[each] for each in changed], token, Home(token.op))
         return Flags([Label('before', each.name) for each in changed], bad)
 
-    def after_update(
-        self,
-        written: Iterable[tf.Operation],
-        put_back: Sequence[tf.Operation],
-        token: tf.Tensor,
-        ahead: Copies,
-    ) -> Flags:
-        """Checks the variables of a task once `token` is there.
+    def after_update(self, token: tf.Tensor, ahead: Copies) -> Flags:
+        """Checks the variables once `token` is there.
 
         Variables that the forward pass writes are checked twice, now and as they were ahead of it:
         this tells a variable that was not finite before the step from one that the step made so.
 
         Args:
-          written: the variables that the update writes there.
-          put_back: the variables that the forward pass writes there.
           token: arrives when the update has run or was refused.
-          ahead: the copies made ahead of forward writes, of all tasks.
+          ahead: the copies made ahead of forward writes.
         """
-        written = dict.fromkeys([*written, *put_back])
+        written = dict.fromkeys([*self._plan.variables, *ahead])
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
-        before = [variable for variable in floats if variable in put_back]
+        before = [variable for variable in floats if variable in ahead]
         floats = [variable for variable in floats if variable not in before] + before
         with tf.control_dependencies([token]):
             values = [_now(variable) for variable in floats] + [ahead[each] for each in before]

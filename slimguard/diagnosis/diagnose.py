@@ -38,13 +38,18 @@ from slimguard.diagnosis.search import where_it_began
 from slimguard.gate import Label
 from slimguard.incidents import policies
 
+
+def _explain_written(measured: MeasuredStep, name: str) -> Diagnosis:
+    squared = updates.is_squared(measured.step, name) and explanations.explain_square(measured)
+    return squared or updates.explain_update(measured, name)
+
+
 # By the kind of the gate's label, explains a step whose tensors are all finite; most telling first.
 _BY_KIND = (
-    ('square', explanations.explain_square),
     ('limit', explanations.explain_limit),
     ('norm', explanations.explain_norm),
-    ('state', updates.explain_update),
-    ('written', updates.explain_update),
+    ('state', _explain_written),
+    ('written', _explain_written),
 )
 
 

@@ -148,13 +148,8 @@ def explain_sources(
     return _explain_source(told, outside)
 
 
-def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
-    """Explains a bad step in which gradients are finite, but their squares are not.
-
-    Args:
-      measured: the step.
-      name: the name of one such gradient. The explanation may name another.
-    """
+def explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
+    """Explains a bad step in which gradients are finite, but their squares are not; else None."""
 
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
@@ -162,11 +157,11 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
         return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
-    trouble = 'the %s is finite, but its square is not, and the optimizer squares it'
     if not floats:
-        return Diagnosis('update', trouble % name)
+        return None
     first = min(floats, key=lambda t: measured.number_of(t.op))
-    trouble %= _gradient_name(measured.step, first) or name
+    name = _gradient_name(measured.step, first) or 'gradient'
+    trouble = 'the %s is finite, but its square is not, and the optimizer squares it' % name
     while first.op.type in SAME_NUMBERS and not measured.step.is_fed(first):
         first = first.op.inputs[0]
     return _too_large(measured, first, trouble)

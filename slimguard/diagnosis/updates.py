@@ -56,6 +56,12 @@ def is_unseen(step: Step, name: str) -> bool:
     return original is None or graphs.loop_around(original) is not None
 
 
+def is_squared(step: Step, name: str) -> bool:
+    """Whether an optimizer that squares the gradient updates the variable `name`."""
+    kernel = _kernel_of(step, name)
+    return kernel is not None and graphs.squares_gradient(kernel)
+
+
 def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
     """The gate's clone of the op that updates the variable `name`; None if a function holds it."""
     writes = graphs.Writes(step.graph)

@@ -31,12 +31,12 @@ Looking back from the train op, every op falls into one of three parts (reading/
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
   counter that picks the batch is not (reading/forward_writes.py).
 
-Two checks decide. The first is cheap: one sum of squares for each value, short vectors together,
-and one comparison. If all are small, the step takes the *fast path*: all values are finite, and a
-sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it as it
-is). Else the second check decides exactly, value by value. It also checks the variables *after* the
-update, and undoes the update from copies if one is bad: this catches a finite gradient that
-overflows inside an optimizer. On the fast path the exact check is a dead branch.
+Two checks decide. The first is cheap: one sum of squares for each value, short vectors of one
+length together, and one comparison. If all are small, the step takes the *fast path*: all values
+are finite, and a sum of such steps cannot overflow either (adding numbers of that size to a large
+one leaves it as it is). Else the second check decides exactly, value by value. It also checks the
+variables *after* the update, and undoes the update from copies if one is bad: this catches a finite
+gradient that overflows inside an optimizer. On the fast path the exact check is a dead branch.
 
 The copies are checked as well, before the update begins. If a copy is not finite, its variable is
 lost; or another process or thread trains the same variable, has made it overflow and is about to
@@ -50,10 +50,8 @@ it writes. If a kernel's argument is no constant, each step compares it with its
 write that is computed from updated variables is known to stay finite if it is an average, a copy or
 the like (reading/late_writes.py); with any other, each step is a trial as well.
 
-On a cluster, the task of the loss decides. Each other task that holds variables gets one number,
-the decision, and makes its own switches from it: it copies, checks and restores its variables where
-they are, and sends back only flags. Off the fast path it gets two more numbers: whether the copies
-of all tasks are good, and how the step ended.
+On a cluster, the task of the loss decides. Copies stay where their variables are, and so do the
+checks of them: signals and flags cross the network.
 """
 
 from slimguard.gate.arguments import (

@@ -57,8 +57,8 @@ def guard(
     """Returns a train op that does what `train_op` does, and changes nothing in a bad step.
 
     A step is bad if a gradient or another value about to be written is NaN or Inf, if the loss
-    is, if the loss is above `max_loss`, if the optimizer would square a gradient into an Inf, or
-    if a variable is not finite after the update. Then every variable keeps its bits.
+    is, if the loss is above `max_loss`, or if a variable is not finite after the update, as where
+    the optimizer squares a gradient into an Inf. Then every variable keeps its bits.
 
     Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
     `slimguard.train`), a bad step prints one line to stderr; or, where the given op has a

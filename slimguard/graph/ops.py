@@ -11,7 +11,7 @@ from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, op_def_of, op_of
 
-# Vectors up to this size are joined whatever their lengths: a copy costs less than an op for each.
+# Vectors up to this size are joined: a copy costs less than an op for each.
 _SMALL_BYTES = 2**14
 # Fewer vectors than this are not joined: joining would cost as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
@@ -92,7 +92,7 @@ def is_initialized(variable: tf.Operation) -> tf.Tensor:
 
 
 def short_together(tensors: Sequence[tf.Tensor]) -> List[List[int]]:
-    """Groups short vectors that can be joined, of any lengths; all other tensors stay alone.
+    """Groups short vectors of one length, to be joined; all other tensors stay alone.
 
     The vectors of a group have one dtype, one device, and makers of one type, since TensorFlow
     places an op that names no device by its type. So none has to cross to another device first.
@@ -106,17 +106,17 @@ def short_together(tensors: Sequence[tf.Tensor]) -> List[List[int]]:
         op, dtype = tensor.op, tensor.dtype.base_dtype
         length = tensor.shape.num_elements() if tensor.shape.rank == 1 else None
         is_short = bool(length) and length * dtype.size <= _SMALL_BYTES and dtype in _JOINED
-        kind = (dtype, op.type, op.device) if is_short and flow_around(op) is None else number
+        is_joined = is_short and flow_around(op) is None
+        kind = (length, dtype, op.type, op.device) if is_joined else number
         group = open_groups.get(kind)
         if group is None or len(group) >= _MOST_SMALL:
             group = open_groups[kind] = []
             groups.append(group)
         group.append(number)
-    apart = [group if len(group) >= _FEWEST_SMALL else None for group in groups]
     return [
         each
-        for group, together in zip(groups, apart)
-        for each in ([together] if together else [[number] for number in group])
+        for group in groups
+        for each in ([group] if len(group) >= _FEWEST_SMALL else [[number] for number in group])
     ]
 
 
@@ -145,7 +145,9 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
     Newer versions of TensorFlow mark the ops that `tf.control_dependencies` is given, and warn if a
     session has seen one. So only ops of ours go through it.
     """
-    needed = dict.fromkeys(map(op_of, first))
+    needed = list(dict.fromkeys(map(op_of, first)))
+    if len({op.device for op in needed}) > 1:  # each device sends one signal
+        needed = _on_each_device(needed, name + '_there')
     own = [op for op in needed if op.name.startswith(OURS)]
     with tf.control_dependencies(own):
         copied = tf.identity(tensor, name)
@@ -157,14 +159,19 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
     """As `tf.group`, for ops that a session may have run: see `after`."""
+    parts = _on_each_device(operations, name)
+    return parts[0] if len(parts) == 1 else _waiting_for(parts, '', name)
+
+
+def _on_each_device(operations: Iterable[tf.Operation], name: str) -> List[tf.Operation]:
+    """An op on each device of some ops, which waits for those that are there."""
     by_device: Dict[str, List[tf.Operation]] = {}
     for operation in operations:
         by_device.setdefault(operation.device, []).append(operation)
-    parts = [_group_on(device, together, name) for device, together in by_device.items()]
-    return parts[0] if len(parts) == 1 else _group_on('', parts, name)
+    return [_waiting_for(there, device, name) for device, there in by_device.items()]
 
 
-def _group_on(device: str, operations: Iterable[tf.Operation], name: str) -> tf.Operation:
+def _waiting_for(operations: Iterable[tf.Operation], device: str, name: str) -> tf.Operation:
     with tf.device(device or None):
         waiting = tf.no_op(name)
     for operation in operations:

@@ -172,23 +172,8 @@ def changes_value(op) -> bool:
 
 
 def squares_gradient(op) -> bool:
+    """Whether `op` is an optimizer's kernel that squares the gradient."""
     return bool(_SQUARES.match(op.type))
-
-
-def feeds_square(write) -> bool:
-    """Whether the gradients in an accumulator reach an optimizer that squares them."""
-    accumulator = write.inputs[0].op
-    seen = set(t for t in accumulator.outputs[0].consumers() if 'TakeGradient' in t.type)
-    waiting = list(seen)
-    while waiting:
-        for output in waiting.pop().outputs:
-            for consumer in output.consumers():
-                if squares_gradient(consumer):
-                    return True
-                if consumer not in seen:
-                    seen.add(consumer)
-                    waiting.append(consumer)
-    return False
 
 
 class Value(NamedTuple):

@@ -343,13 +343,12 @@ def test_sync_replicas():
         for place, hurt in (
             ('loss', 0.0),
             ('gradient', math.nan),
-            ('gradient', 1e25),
             ('loss', math.inf),
             ('loss', 0.0),
         ):
             feed = {damage.places[place]: hurt, known.watched: True}
             values.append(sess.run([guarded, known.written], feed)[1])
-        assert values == [True, False, False, False, True]
+        assert values == [True, False, False, True]
         assert np.isfinite(sess.run(w)).all()
 
 

@@ -10,8 +10,8 @@ from tests.helpers.synchronous import BAD, Run, Synchronous, said_of_chief
 tf1 = tf.compat.v1
 
 AVERAGE = 'ExponentialMovingAverage'
-# The optimizer, what is fed in good steps, and in a bad one. All that is fed is finite, and no
-# optimizer squares what has no square: the workers let it through.
+# The optimizer, what is fed in good steps, and in a bad one. All that is fed is finite: the workers
+# let it through.
 OVERFLOWS = {
     'a weight': (lambda: tf1.train.GradientDescentOptimizer(1e9), {}, {BAD: 1e30}),
     'rows of a weight': (
@@ -20,6 +20,7 @@ OVERFLOWS = {
         {'gradient of table': -1e30},
     ),
     'a slot': (lambda: tf1.train.MomentumOptimizer(2e-38, 1.0), {BAD: 5e37}, {BAD: 3e38}),
+    'the square of a gradient': (lambda: tf1.train.RMSPropOptimizer(0.1), {}, {BAD: 1e30}),
     'what is judged afterwards alone': (
         lambda: tf1.train.RMSPropOptimizer(3e38, centered=True, epsilon=1.0),
         {},

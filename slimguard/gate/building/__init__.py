@@ -3,15 +3,12 @@
 The files, in the order of a step:
     builder.py            decides whether a step is bad, and carries the plan out
     copies.py             copies what forward writes are about to change, and puts variables back
-    square_sums.py        the sums of squares of the checked values
-    fast_path.py          the cheap check of them that nearly every step passes, and the limits
-    step_checks.py        the exact checks before and after the update
-    finite_checks.py      exact checks of many values
+    fast_path.py          sums of squares, the cheap check that nearly every step passes, the limits
+    exact_checks.py       the exact checks before and after the update
     flags.py              what checks found: flags, each with a label, and a sentence made of them
     ranks.py              tells all processes that train together what one of them found
     rank_libraries.py     finds such processes: Horovod's, or those of a strategy
     shared_signals.py     the signals that such processes tell each other of
-    tasks.py              the tasks that hold variables: each copies, updates and undoes its own
     gated_clones.py       creates the gated ops a second time, behind a switch
     outcome.py            the tensors to fetch, and the value that the guarded train op returns
     announcement.py       prints or raises where nobody watches

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.building.flags import ERROR, Flags
-from slimguard.gate.building.outcome import GlobalStep
+from slimguard.gate.building.outcome import global_step_after
 from slimguard.gate.building.untold import Told, Untold
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
@@ -27,7 +27,6 @@ def announce(
     watched: tf.Tensor,
     untold: Untold,
     undone: tf.Tensor,
-    step: GlobalStep,
 ) -> tf.Tensor:
     """Prints or raises after a bad step, or keeps what there is to tell for a session's watcher.
 
@@ -37,7 +36,6 @@ def announce(
       watched: bool scalar, whether neither to print nor to raise.
       untold: keeps it, in a session that is watched.
       undone: a token that arrives after a bad step, when all variables are as they were.
-      step: reads the global step.
 
     Returns:
       The token `undone`, once that is done.
@@ -46,9 +44,9 @@ def announce(
     kept, fed = ops.branch(quiet, untold.is_watched, 'kept')
     with tf.control_dependencies([kept]):
         loss = plan.losses[0] if plan.losses else None
-        putting_aside = untold.keep(Told(flags.vector, step.read(kept), loss))
+        putting_aside = untold.keep(Told(flags.vector, global_step_after(kept), loss))
     with tf.control_dependencies([loud]):
-        told = _print(plan, flags, step, loud)
+        told = _print(plan, flags, loud)
         if plan.step.raises:
             # The line comes first: TensorFlow's error puts a page of its own before the labels.
             with tf.control_dependencies([told]):
@@ -69,9 +67,9 @@ def _raise(plan: Plan, flags: Flags) -> tf.Operation:
     return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
 
-def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Operation:
+def _print(plan: Plan, flags: Flags, loud: tf.Tensor) -> tf.Operation:
     bad = _first_of([label.name for label in flags.labels], flags.vector)
-    step_now = step.read(loud)
+    step_now = global_step_after(loud)
     what = "the chief's update" if plan.is_chiefs else 'this step'
     text = ['slimguard: %s wrote nothing' % what]
     if step_now is None:

@@ -1,19 +1,118 @@
 """The cheap check that nearly every step passes: one sum of squares for each value.
 
 If all are small, all values are finite, and a sum of such steps cannot overflow either. Then the
-update runs without the exact check, and without copies.
+update runs without the exact check, and without copies. The check of the gradients' norm adds these
+sums up (exact_checks.py), and the measures of a step report them (outcome.py): each is made once.
 """
 
 import math
-from typing import NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.gate.building.square_sums import Kind, SquareSums
+from slimguard.gate.reading.checked_values import Check
 from slimguard.gate.reading.kernels import Range
 from slimguard.gate.reading.plan import Plan
-from slimguard.graph import ops
+from slimguard.graph import key, ops
+from slimguard.graph.devices import Home
+
+# A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
+# precision, adding a number below x / 2**(p+1) leaves x as it is, so accumulated values and
+# squares stay in range for ever if twice this limit times 2**(p+1) does.
+_LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
+# The same for a learning rate and the like, which multiply checked values.
+_LIMIT_OF_FACTORS = 1e12
+
+
+class Sum(NamedTuple):
+    """The halved sum of squares of one value, or of some together: `size`, a float scalar."""
+
+    names: Tuple[str, ...]
+    size: tf.Tensor
+
+
+class Kind(NamedTuple):
+    """The properties that sums of squares share if they are compared together.
+
+    Attributes:
+      place: the key by which they are joined, see `Home.joins_at`.
+      device: where they are compared.
+      dtype: of the sums.
+      limit: below it they are small.
+      is_gradient: whether they are of gradients that optimizers take.
+    """
+
+    place: str
+    device: str
+    dtype: tf.DType
+    limit: float
+    is_gradient: bool
+
+
+class SquareSums:
+    """The halved sums of squares of values, by their kinds.
+
+    Args:
+      values: the values.
+      losses: the losses among them. The first is squared at home, where it is sent in any case, to
+        be compared with its limit.
+      home: where the findings come together.
+
+    Attributes:
+      kinds: the sums, by their kind.
+    """
+
+    def __init__(self, values: Sequence[Check], losses: Sequence[tf.Tensor], home: Home):
+        self._home = home
+        self._loss = key(losses[0]) if losses else None
+        self._totals: Dict[Kind, tf.Tensor] = {}
+        self._of_gradients: Optional[tf.Tensor] = None
+        self.kinds: Dict[Kind, List[Sum]] = {}
+        gradients = [value for value in values if value.gradient_of]
+        others = [value for value in values if not value.gradient_of]
+        for same in (others, gradients):
+            for group in ops.short_together([value.tensor for value in same]):
+                self._add([same[number] for number in group])
+
+    def _add(self, together: Sequence[Check]) -> None:
+        home, tensor = self._home, together[0].tensor
+        is_gradient = bool(together[0].gradient_of)
+        with ops.at(home.op if key(tensor) == self._loss else home.near(tensor)):
+            if len(together) > 1:
+                tensor = tf.concat([value.tensor for value in together], 0)
+            numbers = ops.for_arithmetic(tensor)
+            if is_gradient and numbers.dtype.base_dtype == tf.float16:  # its range ends at 65504
+                numbers = tf.cast(numbers, tf.float32)
+            size = tf.nn.l2_loss(numbers)
+        size = ops.lift(size, tensor.op, 0.0)
+        place, device = home.joins_at(size), home.device_near(size)
+        kind = Kind(place, device, size.dtype, _limit_of(together, tensor), is_gradient)
+        names = tuple(value.gradient_of or value.name for value in together)
+        self.kinds.setdefault(kind, []).append(Sum(names, size))
+
+    def total_of(self, kind: Kind) -> tf.Tensor:
+        """The sum of all sums of one kind, on the device where they are."""
+        if kind not in self._totals:
+            sizes = [each.size for each in self.kinds[kind]]
+            with sizes[0].graph.colocate_with(sizes[0].op):
+                self._totals[kind] = tf.add_n(sizes)
+        return self._totals[kind]
+
+    def of_gradients(self) -> Optional[tf.Tensor]:
+        """Half the sum of squares of all gradients, a float64 scalar at home; None without any."""
+        if self._of_gradients is None:
+            kinds = [kind for kind in self.kinds if kind.is_gradient]
+            with tf.device(self._home.device):
+                totals = [tf.cast(self.total_of(kind), tf.float64) for kind in kinds]
+                self._of_gradients = tf.add_n(totals) if totals else None
+        return self._of_gradients
+
+
+def _limit_of(together: Sequence[Check], tensor: tf.Tensor) -> float:
+    if any(value.is_factor for value in together):
+        return _LIMIT_OF_FACTORS
+    return _LIMITS.get(tensor.dtype.base_dtype, _LIMITS[tf.float32])
 
 
 class Limits(NamedTuple):

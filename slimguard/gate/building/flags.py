@@ -24,7 +24,7 @@ GRADIENT_NORM = 'gradient norm'
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    # 'value', 'square', 'limit', 'norm': the update is refused. 'before': a copy is bad,
+    # 'value', 'limit', 'norm': the update is refused. 'before': a copy is bad,
     # and the update does not begin. 'late', 'state', 'written': found once the update has run.
     # 'rank': the rank found what others did not.
     kind: str
@@ -87,8 +87,6 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     parts = []
     if named('value', 'late'):
         parts.append('not finite: ' + named('value', 'late'))
-    if named('square'):
-        parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
         parts.append(limits.get('limit', ABOVE_MAX_LOSS + named('limit')))
     if named('norm'):

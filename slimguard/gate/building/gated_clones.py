@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.building.tasks import Task, Tasks
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
@@ -27,14 +26,12 @@ class GatedClones:
 
     Args:
       plan: the plan of the gate.
-      tasks: its tasks.
-      go: by task, the token that starts the update there.
+      go: the token that starts the update.
     """
 
-    def __init__(self, plan: Plan, tasks: Tasks, go: Dict[Task, tf.Tensor]):
+    def __init__(self, plan: Plan, go: tf.Tensor):
         self._plan = plan
-        self._tasks = tasks
-        self._go = go
+        self._go = go.op
         self._clones: Dict[tf.Operation, tf.Operation] = {}
         back_edges: List[_BackEdge] = []
         for op in plan.step.order:
@@ -56,14 +53,6 @@ class GatedClones:
         """The clone of each gated write, in the order in which they run."""
         return {op: clone for op, clone in self._clones.items() if op in self._plan.step.writes}
 
-    def writes_at(self, task: Task) -> List[tf.Operation]:
-        """The clones that write variables of a task."""
-        return [
-            clone
-            for op, clone in self._clones.items()
-            if op in self._plan.step.writes and self._tasks.of(op) is task
-        ]
-
     def _create(self, op: tf.Operation, back_edges: List[_BackEdge]) -> tf.Operation:
         inputs: List[tf.Tensor] = []
         for index, source in enumerate(map(self._plan.step.resolve, op.inputs)):
@@ -74,7 +63,7 @@ class GatedClones:
                 inputs.append(self.of(source))
         controls = [self._clones.get(c, c) for c in self._plan.step.controls(op)]
         controls += self._switch(op)
-        return ops.create_like(op, inputs, controls, '_' + self._go[self._tasks.home].op.name)
+        return ops.create_like(op, inputs, controls, '_' + self._go.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
         """The ops to wait for so that the clone is dead if `go` is; none if an input is then."""
@@ -83,12 +72,8 @@ class GatedClones:
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in ENTERS and graphs.flow_around(op) is loop):
             return []  # no op inside of a loop can wait for one outside; the loop's entries do
-        task = self._tasks.of(op)
-        go = self._go[task].op
-        if task is not self._tasks.home and op in self._plan.step.writes:
-            return [go]  # it has to wait for the copies, which are made there
         dies_anyway = any(
             needed in self._clones and needed.type not in _MERGES
             for needed in self._plan.step.needs(op)
         )
-        return [] if dies_anyway else [go]
+        return [] if dies_anyway else [self._go]

@@ -6,8 +6,8 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.gate.building.fast_path import SquareSums
 from slimguard.gate.building.outcome import Outcome
-from slimguard.gate.building.square_sums import SquareSums
 from slimguard.gate.building.untold import Untold
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph.control_flow import SWITCHES

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.building.gated_clones import GatedClones
-from slimguard.gate.building.tasks import Decision, Task, Tasks
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph import TrainOp, op_of, ops
 
@@ -33,43 +32,27 @@ class Outcome(NamedTuple):
     step: Optional[tf.Tensor]
 
 
-class GlobalStep:
-    """Reads the global step.
-
-    Args:
-      graph: the graph.
-      tasks: the tasks of the gate.
-      settled: by task other than home, a token that arrives once all writes there are done.
-    """
-
-    def __init__(self, graph: tf.Graph, tasks: Tasks, settled: Dict[Task, tf.Tensor]):
-        self._graph = graph
-        self._tasks = tasks
-        self._settled = settled
-
-    def read(self, token: tf.Tensor) -> Optional[tf.Tensor]:
-        """The global step once `token` is there; if it is on another task, once that is settled."""
-        step = graphs.global_step(self._graph)
-        if step is None:
-            return None
-        settled = self._settled.get(self._tasks.at(step.device), token)
-        with tf.control_dependencies([settled]):
-            if step.op.type in graphs.VARIABLES:
-                # A copy where the variable is: a reference is sent to another device at once, and
-                # not when the reader there runs.
-                return ops.copy_of(graphs.on_each_device([step])[0].op)
-            return tf.identity(step)
+def global_step_after(token: tf.Tensor) -> Optional[tf.Tensor]:
+    """The global step once `token` is there; None if the graph has none."""
+    step = graphs.global_step(token.graph)
+    if step is None:
+        return None
+    with tf.control_dependencies([token]):
+        if step.op.type in graphs.VARIABLES:
+            # A copy where the variable is: a reference is sent to another device at once, and
+            # not when the reader there runs.
+            return ops.copy_of(graphs.on_each_device([step])[0].op)
+        return tf.identity(step)
 
 
 def outcome_of(
-    bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: Optional[TrainOp] = None
+    bad: tf.Tensor, value: Optional[tf.Tensor], original: Optional[TrainOp] = None
 ) -> Outcome:
     """The outcome of a step, read once `bad` is there.
 
     Args:
       bad: bool vector, a flag for each label of the gate.
       value: what the train op is to return, or None.
-      step: reads the global step.
       original: the given train op, if this outcome's is to name it as the one that it guards.
     """
     with tf.control_dependencies([bad]):
@@ -87,7 +70,7 @@ def outcome_of(
             attrs=said,
         )
         train_op: TrainOp = made if value is None else made.outputs[0]
-    return Outcome(train_op, written, bad, step.read(bad))
+    return Outcome(train_op, written, bad, global_step_after(bad))
 
 
 def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
@@ -100,14 +83,16 @@ def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
         return None
 
 
-def value_of_step(plan: Plan, clones: GatedClones, decision: Decision) -> Optional[tf.Tensor]:
+def value_of_step(
+    plan: Plan, clones: GatedClones, go: tf.Tensor, refused: tf.Tensor
+) -> Optional[tf.Tensor]:
     """The value of the train op; None if it is an Operation."""
     core = plan.step.core
-    return None if core is None else value_after_step(core, plan, clones, decision)
+    return None if core is None else value_after_step(core, plan, clones, go, refused)
 
 
 def value_after_step(
-    tensor: tf.Tensor, plan: Plan, clones: GatedClones, decision: Decision
+    tensor: tf.Tensor, plan: Plan, clones: GatedClones, go: tf.Tensor, refused: tf.Tensor
 ) -> tf.Tensor:
     """The value of a tensor of the step, once all of the step has run.
 
@@ -115,9 +100,9 @@ def value_after_step(
     """
     if tensor.op not in plan.gated:
         return tensor
-    ran = ops.after([clones.of_op(op_of(plan.step.train_op))], decision.go, 'ran')
+    ran = ops.after([clones.of_op(op_of(plan.step.train_op))], go, 'ran')
     value = ops.after([ran], clones.of(tensor), 'value')
-    with tf.control_dependencies([decision.refused]):
+    with tf.control_dependencies([refused]):
         instead = tf.identity(_without_update(tensor, plan, {}))
     return ops.merge([value, instead], 'value_of_step')
 

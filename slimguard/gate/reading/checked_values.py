@@ -1,6 +1,6 @@
 """The values to check before anything is written: each once, with its name in messages."""
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -44,7 +44,6 @@ class GatedWrite(NamedTuple):
 
 
 class _Input(NamedTuple):
-    tensor: tf.Tensor  # the value that the write takes
     role: str  # the argument of the write
     sources: Sequence[tf.Tensor]  # if these are finite, so is the value
 
@@ -59,12 +58,11 @@ def read_gated_write(
     is_trial = ranges is None
     inputs: List[_Input] = []
     for value in graphs.values_of(write):
-        tensor = step.resolve(value.tensor)
-        found = late.sources_of(tensor)
+        found = late.sources_of(step.resolve(value.tensor))
         if found is None:
             is_trial = True
         else:
-            inputs.append(_Input(tensor, value.role, found))
+            inputs.append(_Input(value.role, found))
     if any(each.tensor in late for each in ranges or ()):
         is_trial = True
     return GatedWrite(write, inputs, is_trial, ranges or ())
@@ -88,7 +86,6 @@ class CheckedValues:
         self._gated = gated
         self._losses = {key(loss) for loss in losses}
         self._checks: Dict[Tuple[tf.Operation, int], Check] = {}
-        self._squares: Dict[Tuple[tf.Operation, int], Check] = {}
         self._is_small: Dict[tf.Operation, bool] = {}  # of constants, which many writes share
         self._written_ahead = {
             variable
@@ -102,27 +99,20 @@ class CheckedValues:
         """All checks, in the order they were added."""
         return list(self._checks.values())
 
-    @property
-    def squares(self) -> List[Check]:
-        """The checks of gradients that an optimizer squares."""
-        return list(self._squares.values())
-
     def add_gated(self, write: GatedWrite) -> None:
         """Adds checks of the values that a gated write takes."""
-        for tensor, role, sources in write.inputs:
+        for role, sources in write.inputs:
             for source in sources:
-                check = self._add(source, write.op, role)
-                if check is not None and source is tensor and _is_squared(write.op, role):
-                    self._squares.setdefault(key(check.tensor), check)
+                self._add(source, write.op, role)
 
     def add_forward(self, write: tf.Operation) -> None:
         """Adds checks of the values that a forward write takes."""
         for value in graphs.values_of(write):
             self._add(self._step.resolve(value.tensor), write, value.role)
 
-    def _add(self, tensor: tf.Tensor, write: tf.Operation, role: str) -> Optional[Check]:
+    def _add(self, tensor: tf.Tensor, write: tf.Operation, role: str) -> None:
         if self._is_small_constant(tensor) or key(tensor) in self._losses:
-            return None
+            return
         of = self._key_of(tensor)
         if of not in self._checks:
             is_factor = graphs.is_apply(write) and role not in _GRADIENTS
@@ -131,7 +121,6 @@ class CheckedValues:
             gradient_of = written if role_name == _GRADIENT else ''
             is_learning_rate = role_name == _LEARNING_RATE
             self._checks[of] = Check(tensor, name, is_factor, gradient_of, is_learning_rate)
-        return self._checks[of]
 
     def _is_small_constant(self, tensor: tf.Tensor) -> bool:
         if tensor.op not in self._is_small:
@@ -172,11 +161,3 @@ def _accumulated_name(write: tf.Operation) -> str:
     if not name.endswith('/grad_accum'):
         return accumulator.name
     return name[: -len('/grad_accum')].partition(':')[0]  # of the tensor w:0, the variable is w
-
-
-def _is_squared(write: tf.Operation, role: str) -> bool:
-    if role not in _GRADIENTS:
-        return False
-    if graphs.is_accumulator(write):
-        return graphs.feeds_square(write)
-    return graphs.squares_gradient(write)

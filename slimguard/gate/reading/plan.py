@@ -28,7 +28,6 @@ class Plan(NamedTuple):
       losses: floating scalars that have to be finite; the first is *the* loss.
       late_loss: the loss, if it comes out of the update and so cannot be checked before.
       checks: the other values to check before the update, each once.
-      squares: the checks of gradients that an optimizer squares.
       variables: the variables that gated ops write.
       changed: the float variables among `variables` whose new value is computed from the old one:
         one that is not finite stays so.
@@ -49,7 +48,6 @@ class Plan(NamedTuple):
     losses: Sequence[tf.Tensor]
     late_loss: Optional[tf.Tensor]
     checks: Sequence[Check]
-    squares: Sequence[Check]
     variables: Sequence[tf.Operation]
     changed: Set[tf.Operation]
     put_back: Dict[tf.Operation, List[tf.Operation]]
@@ -109,7 +107,6 @@ def make_plan(
         losses=losses,
         late_loss=late_loss,
         checks=checked.checks,
-        squares=checked.squares,
         variables=list(dict.fromkeys(variables)),
         changed=_find_changed(step, gated_writes),
         put_back=forward.put_back,

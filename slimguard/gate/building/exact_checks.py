@@ -1,20 +1,113 @@
-"""The exact checks of a step: of all values before the update, of the variables after it."""
+"""The exact checks of a step: of all values before the update, of the variables after it.
 
-from typing import List, Optional, Sequence
+A value is scaled down, so that the sum of its squares is finite if all of it is; short vectors of
+one length are joined, and summed up by rows. In nearly all steps the fast path has answered before,
+and these ops are on a dead branch.
+"""
+
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.building.copies import Copies
 from slimguard.gate.building.fast_path import Limits
-from slimguard.gate.building.finite_checks import FiniteCheck
 from slimguard.gate.building.flags import GRADIENT_NORM, Flags, Label, join_flags
-from slimguard.gate.building.tasks import Task
 from slimguard.gate.reading.checked_values import Check
 from slimguard.gate.reading.losses import label_of
 from slimguard.gate.reading.plan import Plan
-from slimguard.graph import key, ops
+from slimguard.graph import ops
 from slimguard.graph.devices import Home
+
+# Finite numbers times this factor have a finite sum, and a finite sum of squares.
+SMALL_32 = 2.0**-100  # for dtypes that are not named here
+_SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
+
+
+class Moment:
+    """A moment of the step, as scalars that arrive then, and are dead if it never comes.
+
+    Ops that consume these scalars cannot run early. Ops with a control input can: Grappler removes
+    a waiting Identity of a ref variable (seen on TensorFlow 1.15), and swaps a waiting DeepCopy
+    with the IsFinite after it (on 2.21).
+
+    Args:
+      token: the float32 scalar that arrives at that moment; its value is `SMALL_32`.
+    """
+
+    def __init__(self, token: tf.Tensor):
+        self._token = token
+        self._small: Dict[tf.DType, tf.Tensor] = {tf.float32: token}
+        self._first_axis: Optional[tf.Tensor] = None
+
+    def small(self, dtype: tf.DType) -> tf.Tensor:
+        """A scalar: a factor that makes any finite number of a dtype small."""
+        if dtype not in self._small:
+            number = tf.multiply(
+                tf.cast(self._token, tf.float64), _SMALL.get(dtype, SMALL_32) / SMALL_32
+            )
+            self._small[dtype] = tf.cast(number, dtype)
+        return self._small[dtype]
+
+    @property
+    def first_axis(self) -> tf.Tensor:
+        """An int32 scalar, 0."""
+        if self._first_axis is None:
+            self._first_axis = tf.cast(self._token, tf.int32)
+        return self._first_axis
+
+
+def not_finite(tensors: Sequence[tf.Tensor], token: tf.Tensor, home: Home) -> tf.Tensor:
+    """A bool vector: for each of some float tensors, whether an element is not finite.
+
+    Args:
+      tensors: the tensors. Each is checked where it is.
+      token: arrives when they are to be checked, see `Moment`.
+      home: where the findings come together.
+    """
+    moment = Moment(token)
+    # The sums of those in one place are joined, and then sent.
+    places: Dict[Tuple[str, tf.DType, str], List[Tuple[List[int], tf.Tensor]]] = {}
+    for numbers in ops.short_together(tensors):
+        sums = _sums_of([tensors[number] for number in numbers], moment, home)
+        place = home.joins_at(sums), sums.dtype, home.device_near(sums)
+        places.setdefault(place, []).append((numbers, sums))
+    vectors: List[tf.Tensor] = []
+    order: List[int] = []
+    for (_, _, device), found in places.items():
+        alone = [each for each in found if len(each[0]) == 1]
+        joined = [each for each in found if len(each[0]) > 1]
+        with ops.at(found[0][1].op):
+            parts = [sums for _, sums in joined]
+            parts += [tf.stack([scalar for _, scalar in alone])] if alone else []
+            vector = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+        with tf.device(device):
+            vectors.append(tf.logical_not(tf.math.is_finite(vector)))
+        order.extend(number for numbers, _ in joined + alone for number in numbers)
+    if not vectors:
+        return tf.constant([], tf.bool)
+    flags = vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0)
+    places_in_it = sorted(range(len(order)), key=order.__getitem__)
+    return flags if places_in_it == list(range(len(order))) else tf.gather(flags, places_in_it)
+
+
+def _sums_of(tensors: Sequence[tf.Tensor], moment: Moment, home: Home) -> tf.Tensor:
+    """The sums of squares, scaled down: a scalar for one tensor, else a vector."""
+    tensor, near = tensors[0], home.near(tensors[0])
+    dtype = tensor.dtype.base_dtype
+    if len(tensors) > 1:
+        with ops.at(near):
+            joined = tf.raw_ops.ConcatV2(values=tensors, axis=moment.first_axis)
+            tensor = tf.reshape(joined, [len(tensors), -1])
+    scaled = ops.create_at(near, 'Mul', [tensor, moment.small(dtype)], [dtype]).outputs[0]
+    if dtype.is_complex or dtype == tf.bfloat16:
+        with ops.at(near):
+            scaled = ops.for_arithmetic(scaled)
+    if len(tensors) > 1:
+        with ops.at(near):
+            return tf.reduce_sum(tf.square(scaled), 1)
+    size = ops.create_at(near, 'L2Loss', [scaled], [scaled.dtype]).outputs[0]
+    return ops.lift(size, tensor.op, 0.0)
 
 
 class StepChecks:
@@ -34,7 +127,7 @@ class StepChecks:
     def before_update(
         self, checks: Sequence[Check], token: tf.Tensor, half_square: Optional[tf.Tensor]
     ) -> Flags:
-        """Checks losses, values and squares once `token` is there.
+        """Checks losses and values once `token` is there.
 
         Args:
           checks: the values.
@@ -44,15 +137,13 @@ class StepChecks:
         plan = self._plan
         losses = [Check(loss, label_of(loss)) for loss in plan.losses]
         values = losses + list(checks)
-        check = FiniteCheck([value.tensor for value in values], token, self._home)
         labels = [Label('value', value.name) for value in values]
-        found = [Flags(labels, check.not_finite())]
+        tensors = [value.tensor for value in values]
+        found = [Flags(labels, not_finite(tensors, token, self._home))]
         if self._limits.loss is not None:
             found.append(_check_limit(losses[0], self._limits.loss, token))
         if half_square is not None:
             found.append(_check_norm(half_square, self._limits.half_square, token))
-        if plan.squares:
-            found.append(_check_squares(check, values, plan.squares))
         return join_flags(found)
 
     def of_copies(self, copies: Copies, token: tf.Tensor) -> Flags:
@@ -62,27 +153,26 @@ class StepChecks:
         it back; no step may put it back from this copy.
         """
         changed = [variable for variable in copies if variable in self._plan.changed]
-        check = FiniteCheck([copies[each] for each in changed], token, Home(token.op))
-        return Flags([Label('before', each.name) for each in changed], check.not_finite())
+        bad = not_finite([copies[each] for each in changed], token, Home(token.op))
+        return Flags([Label('before', each.name) for each in changed], bad)
 
-    def after_update(self, task: Task, token: tf.Tensor, ahead: Copies) -> Flags:
-        """Checks the variables of a task once `token` is there.
+    def after_update(self, token: tf.Tensor, ahead: Copies) -> Flags:
+        """Checks the variables once `token` is there.
 
         Variables that the forward pass writes are checked twice, now and as they were ahead of it:
         this tells a variable that was not finite before the step from one that the step made so.
 
         Args:
-          task: the task.
           token: arrives when the update has run or was refused.
-          ahead: the copies made ahead of forward writes, of all tasks.
+          ahead: the copies made ahead of forward writes.
         """
-        written = dict.fromkeys([*task.variables, *task.put_back])
+        written = dict.fromkeys([*self._plan.variables, *ahead])
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
-        before = [variable for variable in floats if variable in task.put_back]
+        before = [variable for variable in floats if variable in ahead]
         floats = [variable for variable in floats if variable not in before] + before
         with tf.control_dependencies([token]):
             values = [_now(variable) for variable in floats] + [ahead[each] for each in before]
-        found = FiniteCheck(values, token, Home(token.op)).not_finite()
+        found = not_finite(values, token, Home(token.op))
         if not before:
             return Flags([Label('state', variable.name) for variable in floats], found)
         labels = [Label('state', v.name) for v in floats]
@@ -132,14 +222,6 @@ def _check_norm(half_square: tf.Tensor, limit: tf.Tensor, token: tf.Tensor) -> F
     return Flags([Label('norm', GRADIENT_NORM)], tf.stack([above]))
 
 
-def _check_squares(check: FiniteCheck, values: Sequence[Check], squares: Sequence[Check]) -> Flags:
-    """Checks which of `squares`, all of them checked `values`, are too large to be squared."""
-    numbers = {key(value.tensor): number for number, value in enumerate(values)}
-    chosen: List[int] = [numbers[key(square.tensor)] for square in squares]
-    labels = [Label('square', square.name) for square in squares]
-    return Flags(labels, check.overflows(chosen))
-
-
 def read_opaque_writes(plan: Plan, known: tf.Tensor) -> List[Check]:
     """Reads the variables of the forward pass whose new value is known only after the write.
 
@@ -162,7 +244,7 @@ def _read_after(token: tf.Tensor, variable: tf.Operation) -> tf.Tensor:
         with tf.control_dependencies([token]):
             return ops.copy_of(variable)
     with ops.at(variable):
-        # Grappler may swap a copy with the op after it (see `finite_checks.Moment`). It leaves a
+        # Grappler may swap a copy with the op after it (see `Moment`). It leaves a
         # switch in its place, since the side is not known before it runs.
         switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=token)
         return ops.merge([switch.output_false, switch.output_true], 'written')

@@ -13,6 +13,5 @@ The files:
     first_state.py        the state before the first step, in memory
     snapshots.py          states between checkpoints to go back to, and which of them is trusted
     variables.py          the variables of a graph, their values, and how these are put back
-    repair.py             makes the state file name the newest good checkpoint
-    restart.py            what a restart will do: the command `checkpoints`
+    repair.py             what a restart resumes from; has the state file name it
 """

@@ -6,9 +6,8 @@ The files:
     state_file.py         TensorFlow's state file: what it means, and how it is written
     checkpoint_reader.py  which checkpoints are whole and finite
     finite_saver.py       a Saver that refuses to save a checkpoint that is not finite
-    checked_save.py       its save, read back from the disk before it is published
+    checked_save.py       its save, read back before it is published, and the spare copy meanwhile
     step_turn.py          turns between the loop's steps and threads that save
-    spare.py              the spare copy of a checkpoint that is saved over
     rollback.py           restores the newest good checkpoint in a live session
     first_state.py        the state before the first step, in memory
     snapshots.py          states between checkpoints to go back to, and which of them is trusted

@@ -8,8 +8,7 @@ The files:
     finite_saver.py       a Saver that refuses to save a checkpoint that is not finite
     checked_save.py       its save, read back before it is published, and the spare copy meanwhile
     step_turn.py          turns between the loop's steps and threads that save
-    rollback.py           restores the newest good checkpoint in a live session
-    first_state.py        the state before the first step, in memory
+    rollback.py           goes back in a live session: to a checkpoint, or before the first step
     snapshots.py          states between checkpoints to go back to, and which of them is trusted
     variables.py          the variables of a graph, their values, and how these are put back
     repair.py             what a restart resumes from; has the state file name it

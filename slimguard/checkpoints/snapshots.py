@@ -8,11 +8,10 @@ a while.
 
 import collections
 import statistics
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.variables import all_variables, assign, read_variables, size_of
@@ -64,44 +63,38 @@ class Snapshot(NamedTuple):
 class Snapshots:
     """Copies of the variables in memory, spread over the steps so far, and which to go back to.
 
-    The newest is on probation. If there is no room for all of them, none is kept.
+    The older they are, the fewer. The newest is on probation. If there is no room for all of them,
+    none is kept. No clock decides, so a busy machine keeps the same states as an idle one.
 
     Args:
       graph: the graph.
       most: how many are kept.
-      has_unlisted: whether they hold variables that no collection of the graph lists.
       is_shared: whether other ranks have to keep the same states, and go back to the same: then
         values that may differ between ranks, such as a loss or the free memory, decide nothing.
 
     Attributes:
       most: as given; 0 if none is kept any more.
+      kept: the snapshots, the newest first; only that one may be on probation.
       is_wanted: whether any were asked for; else nobody goes back.
       good: how many good steps there were.
     """
 
-    def __init__(
-        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
-    ):
+    def __init__(self, graph: tf.Graph, most: int, is_shared: bool = False):
         self.most = most
         self.is_wanted = most > 0
         self.good = 0
         self._graph = graph
-        self._has_unlisted = has_unlisted
         self._is_shared = is_shared
         self._variables: Dict[str, Any] = {}  # by name
         self._size: Optional[int] = None  # the bytes of each
-        self._states = KeptBySteps(most)
+        self.kept: List[Snapshot] = []
+        self._due = 0  # the number of good steps after which the next is taken
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._spikes = 0  # since the last good step or return
         self._first_loss: Optional[float] = None
         # Counts of good steps: at the last return, and at the snapshot that it went to, if to one.
         self._went_back_at: Optional[int] = None
         self._went_back_to: Optional[int] = None
-
-    @property
-    def kept(self) -> List[Snapshot]:
-        """The snapshots, the newest first; only that one may be on probation."""
-        return self._states.states
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step, before the next one begins; takes a snapshot if one is due.
@@ -119,7 +112,7 @@ class Snapshots:
             if self._first_loss is None and len(self._losses) == _LOSSES:
                 self._first_loss = _usual_at_first(self._losses)
         # Soon after a return the older ones may still be needed.
-        if self.most and self._states.is_due(self.good) and not self.is_soon:
+        if self.most and self.good >= self._due and not self.is_soon:
             if not self._is_far_above():
                 self._take(session)
 
@@ -154,13 +147,14 @@ class Snapshots:
     def drop(self) -> None:
         """Drops all snapshots, and takes no more."""
         self.most = 0
-        self._states.keep_only(lambda snapshot: False)
+        self.kept = []
 
     def forget_before_restart(self, step: Optional[int]) -> None:
         """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
-            self._states.keep_only(lambda each: each.taken_at > max(later))
+            self.kept = [each for each in self.kept if each.taken_at > max(later)]
+            self._due = 0
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
         """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
@@ -168,7 +162,8 @@ class Snapshots:
         Drops the snapshots after that one; after a return to a checkpoint, all of them.
         """
         to = None if snapshot is None else snapshot.taken_at
-        self._states.keep_only(lambda each: to is not None and each.taken_at <= to)
+        self.kept = [each for each in self.kept if to is not None and each.taken_at <= to]
+        self._due = 0
         self._went_back_to, self._went_back_at = to, self.good
         self._losses.clear()
         self._spikes = 0
@@ -209,79 +204,39 @@ class Snapshots:
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
-        self._variables = _variables_of(self._graph, self._has_unlisted)
+        local = graphs.local_in(self._graph)
+        found = all_variables(self._graph)
+        self._variables = {name: each for name, each in found.items() if each.op not in local}
         if self._size is None:
             self._size = size_of(self._variables)
             free = memory.available()
             if free is not None and 2 * self.most * self._size > free and not self._is_shared:
-                self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
+                log().warning(_NO_ROOM, self.most, self._size >> 20, free >> 20)
+                self.drop()
                 return
             log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))
         values = read_variables(session, self._variables)
-        for name, value in values.items():
-            if not _can_assign(self._variables[name], value.shape):
-                self._give_up(_ODD % name)
-                return
         loss = statistics.median(self._losses) if self._losses else None
         step = _step_in(values, self._graph)
-        name = _name_of(step, self.good)
-        self._states.add(Snapshot(name, step, self.good, loss, values), self._size)
-
-    def _give_up(self, why: str) -> None:
-        log().warning(_NONE_KEPT, why)
-        self.drop()
-
-
-def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
-    """Whether `assign` can put a value into a variable; its shape may have changed."""
-    inputs = getattr(variable.initializer, 'inputs', ())
-    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
+        snapshot = Snapshot(_name_of(step, self.good), step, self.good, loss, values)
+        self.kept.insert(0, snapshot)
+        self._due = self.good + steps_to_next(self.good, self._size)
+        if len(self.kept) > self.most:
+            del self.kept[one_too_many([each.taken_at for each in self.kept])]
 
 
-class KeptBySteps:
-    """States of a training, spread over its steps so far; the older they are, the fewer.
+def one_too_many(taken_at: Sequence[int]) -> int:
+    """The number of the state to drop: the ages of its neighbours have the smallest ratio.
 
-    It asks no clock, so a busy machine keeps the same states as an idle one, and a rollback goes to
-    the same state on both.
+    So ages grow as powers do. The start of the training is the neighbour of the oldest. The newest
+    two stay: one is on probation, and one is the newest that is trusted.
 
     Args:
-      most: how many are kept.
-
-    Attributes:
-      states: the newest first. Each has a `taken_at`, the number of good steps until then.
+      taken_at: for each state, from the newest on, how many good steps there had been.
     """
-
-    def __init__(self, most: int):
-        self.states: List[Any] = []
-        self._most = most
-        self._due = 0
-
-    def is_due(self, good: int) -> bool:
-        """Whether to keep the state after this many good steps."""
-        return good >= self._due
-
-    def add(self, state: Any, size: int = 0) -> None:
-        """Keeps the present state, of `size` bytes; another may be dropped for it."""
-        self.states.insert(0, state)
-        self._due = state.taken_at + steps_to_next(state.taken_at, size)
-        if len(self.states) > self._most:
-            del self.states[self._one_too_many()]
-
-    def _one_too_many(self) -> int:
-        """The number of the state to drop: the ages of its neighbours have the smallest ratio.
-
-        So ages grow as powers do. The start of the training is the neighbour of the oldest. The
-        newest two stay: one is on probation, and one is the newest that is trusted.
-        """
-        taken_at = [each.taken_at for each in self.states] + [0]
-        ages = [taken_at[0] - each for each in taken_at]
-        older = range(2, len(self.states))
-        return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
-
-    def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
-        """After a return: drops all states but those that `is_kept`; the next step's is kept."""
-        self.states = [each for each in self.states if is_kept(each)]
-        self._due = 0
+    ages = [taken_at[0] - each for each in (*taken_at, 0)]
+    older = range(2, len(taken_at))
+    return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
 
 
 def steps_to_next(good: int, size: int) -> int:
@@ -294,15 +249,6 @@ def steps_to_next(good: int, size: int) -> int:
     times = max(1.0, size / _BYTES)
     wanted = min(max(good / _SHARE, PROBATION * times), _MOST_STEPS * times)
     return int(max(PROBATION, min(good, wanted)))
-
-
-def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
-    """The variables that a snapshot holds, by name: all but local ones."""
-    if has_unlisted:
-        local = graphs.local_in(graph)
-        return {name: v for name, v in all_variables(graph).items() if v.op not in local}
-    with graph.as_default():
-        return {v.op.name: v for v in graphs.on_each_device(tf1.global_variables())}
 
 
 def _step_in(values: Dict[str, np.ndarray], graph: tf.Graph) -> Optional[int]:
@@ -332,9 +278,8 @@ def _usual_at_first(losses: Sequence[float]) -> float:
 _RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
-_NONE_KEPT = 'no snapshots are kept, %s; rollback goes back to checkpoints.'
 _NO_ROOM = (
-    'as %d copies of the variables, of %d MB each, would take more than half of the memory, of '
-    'which %d MB are free (Rollback(snapshots=2) keeps the fewest)'
+    'no snapshots are kept, as %d copies of the variables, of %d MB each, would take more than '
+    'half of the memory, of which %d MB are free (Rollback(snapshots=2) keeps the fewest); '
+    'rollback goes back to checkpoints.'
 )
-_ODD = 'since variable %r has a value that its initializer cannot be given'

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 from slimguard.command import needs
 from slimguard.command.documents import print_document, refuse
-from slimguard.incidents import record_table
+from slimguard.incidents import record_file
 from slimguard.system import terminal
 
 if TYPE_CHECKING:  # it imports TensorFlow
@@ -72,7 +72,7 @@ def _row_of(found: 'Checkpoint', inspection: 'Inspection') -> Tuple[str, ...]:
     return (
         os.path.basename(found.path),
         '' if inspection.step is None else str(inspection.step),
-        record_table.when(found.time),
+        record_file.when(found.time),
         '%.1f MB' % (found.size / 1e6),
         str(inspection),
     )

@@ -7,6 +7,7 @@ a while.
 """
 
 import collections
+import math
 import statistics
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
 
@@ -25,13 +26,13 @@ _SHARE, _MOST_STEPS = 8, 200
 # Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
 # less often; but a state is kept each time that the number of steps has doubled.
 _BYTES = 32 << 20
-# A state is ruined, and not kept, if its loss is so many times that of all older states and of the
-# first steps. A loss that rises for another reason does not rise so far.
+# A state is ruined, and not kept, if its loss is so many times the usual one. A loss that rises for
+# another reason does not rise so far.
 _RUINED = 10.0
 # The weights are ruined now if the last losses are so many times the usual one. It is more than ten
 # since bad steps are not skipped then, and the losses of two networks that compete rise tenfold.
 _RUINED_NOW = 100.0
-# The first ten steps exploded if their median loss is so many times the first loss, and 1.
+# The first ten steps exploded if their loss is so many times the first loss, and 1.
 _EXPLODED = 1000.0
 # The loss of a state is the median over so many good steps before it; that of the first steps is
 # the median over as many. With few images in a batch any single loss may be small.
@@ -49,15 +50,70 @@ class Snapshot(NamedTuple):
       name: its name in the record of incidents.
       step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
-      loss: the absolute loss of the last steps before it, or None if it is unknown.
       values: the values of the variables, by the names of their ops.
     """
 
     name: str
     step: Optional[int]
     taken_at: int
-    loss: Optional[float]
     values: Dict[str, np.ndarray]
+
+
+class Losses:
+    """The absolute losses of good steps, and whether the last ones are those of ruined weights.
+
+    Weights may be finite and ruined: an explosion writes some updates before its first Inf. The
+    usual loss is the first one in the first ten steps, and then the largest median so far, which
+    is looked at as often as small states are kept.
+    """
+
+    def __init__(self) -> None:
+        self._last: Deque[float] = collections.deque(maxlen=_LOSSES)
+        self._usual = self._limit = 0.0
+        self._good, self._due = 0, _LOSSES  # good steps so far, and at the next look
+
+    def note(self, loss: Any) -> None:
+        """Notes the loss of a good step; None if it is not known."""
+        if loss is None or math.isnan(loss):
+            return
+        self._last.append(abs(float(loss)))
+        self._good += 1
+        if self._good == 1:
+            self._usual, self._limit = self._last[0], _EXPLODED * max(self._last[0], 1.0)
+        if self._good < self._due or self.is_far_above:
+            return
+        median = statistics.median(self._last)
+        if self._good > _LOSSES:
+            self._usual = max(self._usual, median)
+        elif median <= self._limit:  # Adam with far too large a rate explodes with its first update
+            self._usual = median
+        self._limit = _RUINED_NOW * self._usual or math.inf  # losses of 0 tell nothing
+        self._due = self._good + steps_to_next(self._good, 0)
+
+    def forget_last(self) -> None:
+        """After a return: the last losses are not those of the present weights."""
+        self._last.clear()
+
+    @property
+    def is_far_above(self) -> bool:
+        """Whether the loss is so far above the usual one that the state is no good."""
+        if self._good <= _LOSSES or not self._last:
+            return False
+        return statistics.median(self._last) > _RUINED * self._usual > 0
+
+    def ruin(self, is_last: bool = False) -> str:
+        """The end of a sentence: by which losses the weights are ruined; '' if by none.
+
+        Args:
+          is_last: whether the training ends here. Then the loss of the last good step is enough:
+            it may be the only high loss of an explosion that is not Inf.
+        """
+        few = 1 if is_last else _FEW
+        if len(self._last) < few:
+            return ''
+        now = statistics.median(list(self._last)[-few:])
+        whose = 'that of the last good step' if is_last else _OF_FEW
+        return _RUIN % (now, whose, self._usual) if now > self._limit else ''
 
 
 class Snapshots:
@@ -77,6 +133,7 @@ class Snapshots:
       kept: the snapshots, the newest first; only that one may be on probation.
       is_wanted: whether any were asked for; else nobody goes back.
       good: how many good steps there were.
+      losses: their losses, where these may decide.
     """
 
     def __init__(self, graph: tf.Graph, most: int, is_shared: bool = False):
@@ -89,9 +146,8 @@ class Snapshots:
         self._size: Optional[int] = None  # the bytes of each
         self.kept: List[Snapshot] = []
         self._due = 0  # the number of good steps after which the next is taken
-        self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
+        self.losses = Losses()
         self._spikes = 0  # since the last good step or return
-        self._first_loss: Optional[float] = None
         # Counts of good steps: at the last return, and at the snapshot that it went to, if to one.
         self._went_back_at: Optional[int] = None
         self._went_back_to: Optional[int] = None
@@ -105,15 +161,11 @@ class Snapshots:
         """
         self.good += 1
         self._spikes = 0
-        if not self.is_wanted:
-            return
-        if loss is not None and not self._is_shared:
-            self._losses.append(abs(float(loss)))
-            if self._first_loss is None and len(self._losses) == _LOSSES:
-                self._first_loss = _usual_at_first(self._losses)
+        if not self._is_shared:
+            self.losses.note(loss)
         # Soon after a return the older ones may still be needed.
         if self.most and self.good >= self._due and not self.is_soon:
-            if not self._is_far_above():
+            if not self.losses.is_far_above:
                 self._take(session)
 
     def step_was_spike(self) -> None:
@@ -165,7 +217,7 @@ class Snapshots:
         self.kept = [each for each in self.kept if to is not None and each.taken_at <= to]
         self._due = 0
         self._went_back_to, self._went_back_at = to, self.good
-        self._losses.clear()
+        self.losses.forget_last()
         self._spikes = 0
 
     @property
@@ -174,33 +226,15 @@ class Snapshots:
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
     def ruin(self, is_last: bool = False) -> str:
-        """Why the weights are ruined as they are now, though they may be finite; else ''.
+        """Why the weights are ruined now, though they may be finite; '' also if nobody goes back.
 
         Args:
-          is_last: whether the training ends here. Then the loss of the last good step is enough:
-            it may be the only high loss of an explosion that is not Inf.
+          is_last: as for `Losses.ruin`.
         """
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
-        usual = self._usual_loss()
-        few = 1 if is_last else _FEW
-        if usual is None or len(self._losses) < few:
-            return ''
-        now = statistics.median(list(self._losses)[-few:])
-        whose = 'that of the last good step' if is_last else _OF_FEW
-        return _RUIN % (now, whose, usual) if now > _RUINED_NOW * usual else ''
-
-    def _usual_loss(self) -> Optional[float]:
-        """The largest loss of the first steps and of the snapshots; None if no loss is known."""
-        losses = [self._first_loss, *(each.loss for each in self.kept)]
-        return max((each for each in losses if each is not None), default=None)
-
-    def _is_far_above(self) -> bool:
-        """Whether the loss is so far above the usual one that the state is no good."""
-        usual = self._usual_loss()
-        if usual is None or not self._losses:
-            return False
-        return statistics.median(self._losses) > _RUINED * usual
+        losses = self.losses.ruin(is_last) if self.is_wanted else ''
+        return losses and '; and the weights are ruined' + losses
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
@@ -216,9 +250,8 @@ class Snapshots:
                 return
             log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))
         values = read_variables(session, self._variables)
-        loss = statistics.median(self._losses) if self._losses else None
         step = _step_in(values, self._graph)
-        snapshot = Snapshot(_name_of(step, self.good), step, self.good, loss, values)
+        snapshot = Snapshot(_name_of(step, self.good), step, self.good, values)
         self.kept.insert(0, snapshot)
         self._due = self.good + steps_to_next(self.good, self._size)
         if len(self.kept) > self.most:
@@ -266,16 +299,9 @@ def _name_of(step: Optional[int], good: int) -> str:
     return 'a snapshot after %d good step%s' % (good, '' if good == 1 else 's')
 
 
-def _usual_at_first(losses: Sequence[float]) -> float:
-    """The loss of untrained weights, told from the first losses even if these explode at once.
-
-    Adam with far too large a learning rate ruins the weights with its first update.
-    """
-    median = statistics.median(losses)
-    return losses[0] if median > _EXPLODED * max(losses[0], 1.0) else median
-
-
-_RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
+# Begins the reason of an incident after which the last state is not saved.
+IS_RUINED = 'the weights were ruined before, though they are finite'
+_RUIN = ': the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
 _NO_ROOM = (

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.checkpoints.snapshots import PROBATION, Snapshots, one_too_many, steps_to_next
+from slimguard.checkpoints.snapshots import (
+    PROBATION,
+    Losses,
+    Snapshots,
+    one_too_many,
+    steps_to_next,
+)
 from slimguard.system import memory
 from tests.helpers.models import LogLines
 
@@ -219,6 +225,16 @@ class TestRuin:
         for loss in losses:
             training.train(1, loss=loss)
         assert training.snapshots.ruin() == ''
+
+
+def test_losses_that_rise_slowly_or_are_0_at_first_tell_of_no_ruin_and_a_leap_does():
+    losses = Losses()
+    for loss in [0.0] * 40 + [1.0] * 40 + [8.0] * 40 + [64.0] * 40 + [512.0] * 40 + [None]:
+        losses.note(loss)
+        assert losses.ruin(is_last=True) == ''
+    losses.note(6e4)
+    assert losses.ruin() == ''
+    assert losses.ruin(is_last=True).endswith('of the last good step, and was 512 at most')
 
 
 def test_what_is_shared_at_the_start_is_restored_apart():

@@ -197,31 +197,12 @@ def error_of(folder, **kwargs):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    'on_nan, max_loss, bad, is_told',
-    [
-        (Rollback(1), None, lambda draw: draw > 1, True),
-        ('raise', 1e-6, (), True),
-        ('raise', None, (1,), False),
-    ],
-    ids=['rollbacks', 'max_loss', 'a bad batch'],
-)
-def test_the_error_names_what_helps_against_an_explosion(on_nan, max_loss, bad, is_told, folder):
-    model, train_op = build(bad=bad)
-    # Without a diagnosis nobody knows that it was the data.
-    error = error_of(folder, train_op=train_op, on_nan=on_nan, max_loss=max_loss, capture=False)
-    said = str(error)
-    policy = "(on_nan='rollback:3x0.3', or --on_nan=rollback:3x0.3)"
-    assert (policy in said and 'clip_gradient_norm' in said) == is_told
-    assert 'smaller factor' not in said
-
-
-@pytest.mark.full
-def test_where_the_rate_was_made_smaller_already_a_smaller_factor_is_named(folder):
+def test_after_rollbacks_of_an_unknown_cause_the_error_says_what_helps_in_an_explosion(folder):
     model, train_op = build(bad=lambda draw: draw > 1)
-    error = error_of(folder, train_op=train_op, on_nan='rollback:1x0.5', capture=False)
-    assert 'a smaller learning rate, by a smaller factor than 0.5 (on_nan=' in str(error)
-    assert "(on_nan='rollback:3x0.2', or --on_nan=rollback:3x0.2)" in str(error)
+    # Without a diagnosis nobody knows that it was the data.
+    said = str(error_of(folder, train_op=train_op, on_nan=Rollback(1), capture=False))
+    assert "(on_nan='rollback:3x0.3', or --on_nan=rollback:3x0.3)" in said
+    assert 'clip_gradient_norm' in said and 'smaller factor' not in said
 
 
 @pytest.mark.full

@@ -78,29 +78,8 @@ _HOMES = {
 _MODULES = ('compat', 'hooks', 'learning')
 _NEED_NO_TENSORFLOW = frozenset('compat Incident Raise Rollback Skip Stop read_incidents'.split())
 
-__all__ = [
-    'FiniteSaver',
-    'Incident',
-    'NanLossError',
-    'NanLossHook',
-    'Raise',
-    'Rollback',
-    'Skip',
-    'Spike',
-    'Stop',
-    'compat',
-    'create_train_op',
-    'guard',
-    'hooks',
-    'instrument',
-    'latest_finite_checkpoint',
-    'learning',
-    'read_incidents',
-    'train',
-    'watch',
-]
-
 if not TYPE_CHECKING:  # or type checkers would accept every name
+    __all__ = sorted((*_MODULES, *_HOMES))
 
     def __getattr__(name: str) -> object:
         import importlib
@@ -113,6 +92,5 @@ if not TYPE_CHECKING:  # or type checkers would accept every name
             return getattr(importlib.import_module('slimguard.' + _HOMES[name]), name)
         raise AttributeError('module %r has no attribute %r' % (__name__, name))
 
-
-def __dir__() -> List[str]:
-    return sorted(__all__ + ['__doc__', '__file__', '__name__', '__path__', '__version__'])
+    def __dir__() -> List[str]:
+        return sorted(__all__ + ['__doc__', '__file__', '__name__', '__path__', '__version__'])

@@ -38,20 +38,6 @@ def test_the_loops_that_are_compared_train(benchmark):
     assert all(loop_cost.saving_step(on_nan, 20) > 0 for on_nan in loop_cost.SAVING.values())
 
 
-def test_what_is_not_known_ends_it_before_it_begins(benchmark, monkeypatch, capsys):
-    measure = benchmark('measure')
-    doc = 'What it costs.\n\n    python benchmarks/cost.py [rounds] [--quick]\n\nIn turns.\n'
-    monkeypatch.setattr(sys, 'argv', ['cost.py', '40', '--quick'])
-    measure.require_arguments(doc, '--quick', takes_rounds=True)
-    with pytest.raises(SystemExit, match=r'^unknown: 40\. python benchmarks/cost.py \[rounds\]'):
-        measure.require_arguments(doc, '--quick')
-    monkeypatch.setattr(sys, 'argv', ['cost.py', '40', '--help'])
-    with pytest.raises(SystemExit) as ended:
-        measure.require_arguments(doc, takes_rounds=True)
-    assert not ended.value.code
-    assert capsys.readouterr().out == doc
-
-
 @pytest.mark.full
 def test_the_table_for_a_gpu_passes_on_a_cpu(benchmark):
     gpu = benchmark('gpu')

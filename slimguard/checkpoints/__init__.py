@@ -6,13 +6,10 @@ The files:
     state_file.py         TensorFlow's state file: what it means, and how it is written
     checkpoint_reader.py  which checkpoints are whole and finite
     finite_saver.py       a Saver that refuses to save a checkpoint that is not finite
-    checked_save.py       its save, read back from the disk before it is published
+    checked_save.py       its save, read back before it is published, and the spare copy meanwhile
     step_turn.py          turns between the loop's steps and threads that save
-    spare.py              the spare copy of a checkpoint that is saved over
-    rollback.py           restores the newest good checkpoint in a live session
-    first_state.py        the state before the first step, in memory
+    rollback.py           goes back in a live session: to a checkpoint, or before the first step
     snapshots.py          states between checkpoints to go back to, and which of them is trusted
     variables.py          the variables of a graph, their values, and how these are put back
-    repair.py             makes the state file name the newest good checkpoint
-    restart.py            what a restart will do: the command `checkpoints`
+    repair.py             what a restart resumes from; has the state file name it
 """

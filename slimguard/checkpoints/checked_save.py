@@ -2,29 +2,31 @@
 
 The Saver's own op writes the files, and the Saver writes its state file when that op has run. In
 between the checkpoint is read from the disk, every byte and every float. If it is not good, its
-files are removed, and what was there before under that name is put back.
+files are removed.
+
+A Saver that saves a step a second time, as it does after each restart, replaces two files, and a
+kill between the two leaves a truncated checkpoint as the newest. And the new one may be refused. So
+the old one is kept, and published, under another name meanwhile: that is its `Spare`.
 """
 
+import os
 import time
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard import graph as graphs
-from slimguard.checkpoints import checkpoint_files, checkpoint_reader
+from slimguard.checkpoints import checkpoint_files, checkpoint_reader, state_file
 from slimguard.checkpoints.checkpoint_files import reason_of, step_in_name
 from slimguard.checkpoints.checkpoint_reader import Inspection
-from slimguard.checkpoints.spare import Spare
+from slimguard.checkpoints.state_file import SPARE
 from slimguard.graph.sessions import SessionWrapper
 from slimguard.graph.single_runs import run_once
 from slimguard.system.log import log
 
 # How often a save is tried if a gate may just be undoing a NaN, and the seconds in between.
 _TRIES, _PAUSE = 5, 0.05
-
-_SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 
 
 class NotGood(Exception):
@@ -42,6 +44,79 @@ class NotGood(Exception):
         self.path = path
         step = step_in_name(path)
         self.step = found.step if step is None else step
+
+
+class Spare:
+    """Keeps a checkpoint under another name while a new one takes its place.
+
+    Args:
+      saver: the saver, whose list of checkpoints goes into the state file.
+      logdir: the folder of the checkpoints.
+      latest_filename: the name of the state file in it.
+    """
+
+    def __init__(self, saver: tf1.train.Saver, logdir: str, latest_filename: str):
+        self._saver = saver
+        self._logdir = logdir
+        self._latest_filename = latest_filename
+        self._names: Optional[Tuple[str, str]] = None  # its own, and the spare's
+
+    def make(self, path: str) -> bool:
+        """Keeps the checkpoint at `path`, if there is one; publishes that if it is the newest.
+
+        Returns:
+          Whether another may take its place: not if it is good, and cannot be kept.
+        """
+        if self._names is not None or not checkpoint_files.files_of(path):
+            return True
+        spare, newest = _spare_of(path), self._newest()
+        if newest == spare:  # a process was killed that wrote over it
+            self._names = path, spare
+            return True
+        checkpoint_files.remove(spare)
+        try:
+            checkpoint_files.link(path, spare)
+            if newest == path:
+                self._publish(spare, path)
+        except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
+            checkpoint_files.remove(spare)
+            if not checkpoint_reader.read(path).is_good:
+                return True
+            log().warning('%s is there already, and is not saved again: %s', path, error)
+            return False
+        self._names = path, spare
+        return True
+
+    def drop(self, is_saved: bool) -> None:
+        """Removes the spare; puts it back if nothing good `is_saved` in its place."""
+        if self._names is None:
+            return
+        own, spare = self._names
+        is_published = self._newest() == spare
+        try:
+            if not (is_saved or checkpoint_reader.read(own).is_good):
+                checkpoint_files.remove(own)
+                checkpoint_files.link(spare, own)
+            if is_published:
+                self._publish(own, own)
+        except (OSError, tf.errors.OpError) as error:  # a full disk; the spare stays, published
+            log().warning('%s stands in for %s: %s', spare, own, error)
+            return
+        checkpoint_files.remove(spare)
+
+    def _newest(self) -> Optional[str]:
+        return state_file.newest_in(self._logdir, self._latest_filename)
+
+    def _publish(self, path: str, replaced: str) -> None:
+        others = [p for p in self._saver.last_checkpoints if p != replaced]
+        state_file.write(self._logdir, others + [path], self._latest_filename)
+
+
+def _spare_of(path: str) -> str:
+    """The spare's name of the checkpoint `path`: it ends in the same step."""
+    folder, name = os.path.split(path)
+    stem, dash, step = name.rpartition('-')
+    return os.path.join(folder, stem + SPARE + dash + step if dash else step + SPARE)
 
 
 class SavingSession(SessionWrapper):
@@ -83,41 +158,9 @@ class SavingSession(SessionWrapper):
             time.sleep(_PAUSE)
 
     def _write(self, path: str, fetches: str, feed_dict: dict) -> Any:
-        existed = bool(checkpoint_files.files_of(path))
         try:
             return run_once(self._session, fetches, feed_dict)
         except tf.errors.OpError as error:
-            # A server that dies may have written the whole file, so a restart may use it.
-            is_whole = not existed and checkpoint_reader.read(path).is_good
-            if not (existed or is_whole):
-                checkpoint_files.remove(path)
-            said = 'is whole, but saving it failed' if is_whole else 'could not be written'
-            log().error('checkpoint %s %s: %s', path, said, reason_of(error))
+            checkpoint_files.remove(path)
+            log().error('checkpoint %s could not be written: %s', path, reason_of(error))
             raise
-
-
-class Saved(NamedTuple):
-    """A tensor that is saved, and its name in the checkpoint."""
-
-    tensor: Any
-    name: str
-
-    @property
-    def variable(self) -> Optional[tf.Operation]:
-        """The op of the variable that it is the value of; None for a computed value."""
-        source = self.tensor
-        while source.op.type == 'Identity':
-            source = source.op.inputs[0]
-        return graphs.variable_read(source)
-
-
-def saved_by(graph: tf.Graph, saver_def: Any) -> Iterator[Saved]:
-    """What a Saver saves of a graph."""
-    save = graph.as_graph_element(saver_def.save_tensor_name)
-    for op in graphs.ancestors([save.op]):
-        if op.type in _SAVES:
-            names = tf.get_static_value(op.inputs[1])
-            # The values follow the filename, the names and, except in the oldest op, the slices.
-            for number, tensor in enumerate(op.inputs[2 if op.type == 'Save' else 3 :]):
-                name = tensor.op.name if names is None else tf.compat.as_str_any(names[number])
-                yield Saved(tensor, name)

@@ -20,13 +20,15 @@ _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
 # The files that a save leaves if it is cut short: beside a checkpoint's own files, and in all.
-_TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
+_TEMPORARY = (
+    '.index.tempstate*',
+    '.data-*.tempstate*',
+    '.tempstate*',
+    '.meta.tmp*',
+    '_temp*/*',
+    '_temp*',
+)
 _LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
-# How TensorFlow's errors, from 1.15 to 2.21, say that a disk is full: their class,
-# ResourceExhaustedError, also stands for a lack of memory.
-_FULL = ('No space left on device', 'Disk quota exceeded')
-# How they name the file that was to replace another, and is left behind.
-_UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
 class Checkpoint(NamedTuple):
@@ -70,10 +72,10 @@ def files_of(path: str) -> List[str]:
 
 def remove(path: str) -> None:
     """Removes the files that a failed or refused save has left behind."""
-    remove_files(_with_ends(path, _LEFTOVERS) + files_of(path))
+    _remove_files(_with_ends(path, _LEFTOVERS) + files_of(path))
 
 
-def remove_files(names: List[str]) -> None:
+def _remove_files(names: List[str]) -> None:
     """Removes files, and folders that are empty, as far as possible."""
     for name in names:
         try:
@@ -90,21 +92,9 @@ def reason_of(error: tf.errors.OpError) -> str:
     return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
 
 
-def remove_half_written(path: str, error: tf.errors.OpError) -> None:
-    """Removes the files that TensorFlow leaves on a full disk: they take the room there was.
-
-    Args:
-      path: the prefix of the checkpoint.
-      error: why it could not be saved. If it tells of no full disk, nothing is removed.
-    """
-    if not any(said in error.message for said in _FULL):
-        return
-    remove_files(_with_ends(path, _TEMPORARY))
-    folder = os.path.dirname(path)
-    # The error names the file (the state file's or the graph's), so it is this save's own.
-    for name in _UNFINISHED.findall(error.message):
-        if os.path.dirname(name) == folder:
-            remove_files([name])
+def remove_temporary(path: str) -> None:
+    """Removes what a failed save leaves beside a checkpoint's own files: it takes room."""
+    _remove_files(_with_ends(path, _TEMPORARY))
 
 
 def link(path: str, other: str) -> None:

@@ -15,9 +15,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.checkpoints.checked_save import NotGood, SavingSession, saved_by
-from slimguard.checkpoints.checkpoint_files import remove_half_written
-from slimguard.checkpoints.spare import Spare
+from slimguard import graph as graphs
+from slimguard.checkpoints import checkpoint_files
+from slimguard.checkpoints.checked_save import NotGood, SavingSession, Spare
 from slimguard.checkpoints.step_turn import turn_of
 from slimguard.compat import tf_private
 from slimguard.incidents import advice
@@ -74,7 +74,6 @@ class FiniteSaver(tf1.train.Saver):
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
         self._saved: Optional[str] = None
-        self._listed: List[str] = []  # the saver's list after that save
 
     # The wrapped saver holds the state; the inherited methods of a Saver read it from there.
 
@@ -136,35 +135,22 @@ class FiniteSaver(tf1.train.Saver):
             try:
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 is_saved = True
-                self._saved, self._listed = saved, list(self.last_checkpoints)
+                self._saved = saved
                 if session.written is not None:  # else a good one stays there
                     _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:
-                unguarded = self._unguarded(refusal.found.non_finite, sess.graph)
-                self.refused.append(_refused(refusal, path, self._newest(), unguarded))
+                # The list lacks those of write_state=False and, with max_to_keep=0, is empty.
+                newest = next(reversed(self.last_checkpoints), self._saved)
+                self.refused.append(_refused(refusal, path, newest, sess.graph))
                 del self.refused[:-_REMEMBERED]
                 return None
             except tf.errors.OpError as error:
-                remove_half_written(session.written or path, error)
+                checkpoint_files.remove_temporary(session.written or path)
                 self.failure = error
                 raise
             finally:
                 spare.drop(is_saved)
-
-    def _newest(self) -> Optional[str]:
-        """The checkpoint that was saved last, also if the saver does not list it; or None.
-
-        It does not list a save with ``write_state=False``, and with ``max_to_keep=0`` lists none.
-        """
-        listed = self.last_checkpoints
-        return listed[-1] if listed and listed != self._listed else self._saved
-
-    def _unguarded(self, names: Sequence[str], graph: tf.Graph) -> List[str]:
-        """The names of the variables that no gate writes, so that no gate keeps them finite."""
-        guarded = gates.variables_behind_gates(graph)
-        saved = saved_by(graph, self._saver.saver_def)
-        return [each.name for each in saved if each.name in names and each.variable not in guarded]
 
 
 _numbers = itertools.count(1)
@@ -229,12 +215,11 @@ def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
     return finite
 
 
-def _refused(
-    refusal: NotGood, save_path: str, newest: Optional[str], unguarded: Sequence[str]
-) -> Incident:
+def _refused(refusal: NotGood, save_path: str, newest: Optional[str], graph: tf.Graph) -> Incident:
     """The incident of a refused save; logs it, and records it."""
-    what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
     names = refusal.found.non_finite
+    unguarded = _unguarded(names, graph)
+    what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
     incident = Incident.now(
         step=refusal.step,
         loss=None,
@@ -256,3 +241,10 @@ def _refused(
         '' if what_helps is None else ' %s.' % what_helps,
     )
     return incident
+
+
+def _unguarded(names: Sequence[str], graph: tf.Graph) -> List[str]:
+    """The names of variables that no gate writes, so that no gate keeps them finite."""
+    variables = {op.name: op for op in graph.get_operations() if op.type in graphs.VARIABLES}
+    guarded = gates.variables_behind_gates(graph)
+    return [name for name in names if name in variables and variables[name] not in guarded]

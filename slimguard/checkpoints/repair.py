@@ -1,6 +1,8 @@
-"""Repair: makes TensorFlow's state file name the newest good checkpoint, and proves that it does.
+"""What a restart resumes from, and the repair that makes TensorFlow's state file name it.
 
-Only the state file changes. Checkpoints that are not good leave its list and stay on disk.
+:func:`slimguard.train` repairs first, and resumes from the newest good checkpoint. Plain
+TensorFlow, a `MonitoredTrainingSession` with our hook included, goes by its state file. A repair
+changes that file alone: checkpoints that are not good leave its list and stay on disk.
 """
 
 import os
@@ -9,8 +11,9 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 
 from slimguard.checkpoints import checkpoint_reader, state_file
-from slimguard.checkpoints.checkpoint_files import files_of
-from slimguard.checkpoints.state_file import State
+from slimguard.checkpoints.checkpoint_files import Checkpoint, files_of
+from slimguard.checkpoints.checkpoint_reader import Inspection
+from slimguard.checkpoints.state_file import DamagedStateError, State, StateFileError
 from slimguard.system import files
 from slimguard.system.log import log
 
@@ -39,7 +42,12 @@ def repair(logdir: str) -> Repair:
       OSError, tf.errors.OpError: if it cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
-    state, damage = _read_state(logdir)
+    state: Optional[State] = None
+    damage = None
+    try:
+        state = state_file.read(logdir)
+    except DamagedStateError as error:  # one that cannot be read may be good
+        damage = str(error)
     found = checkpoint_reader.checkpoints_beside(logdir, state)
     bad: Dict[str, str] = {}
     for each in reversed(found):
@@ -103,13 +111,89 @@ def _begin_anew(
     return Repair(None, said, is_lost=True)
 
 
-def _read_state(logdir: str) -> Tuple[Optional[State], Optional[str]]:
-    """What the state file says, and why it is damaged: one is None, or both without a file.
+class Fate(NamedTuple):
+    """What a restart finds.
+
+    Attributes:
+      said: in words.
+      path: the checkpoint that it resumes from, or None.
+      is_good: whether that is whole and finite.
+    """
+
+    said: str
+    path: Optional[str] = None
+    is_good: bool = False
+
+
+class Seen(NamedTuple):
+    """What the command `checkpoints` has to say.
+
+    Attributes:
+      repaired: a sentence on what was repaired; None if no repair was asked for.
+      checkpoints: each with what was found in it, from the oldest to the newest.
+      ours: what `slimguard.train` finds; None if there is nothing to resume from.
+      plain: what plain TensorFlow finds.
+    """
+
+    repaired: Optional[str]
+    checkpoints: List[Tuple[Checkpoint, Inspection]]
+    ours: Optional[Fate]
+    plain: Optional[Fate]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether both resume from a good one; if there is none, whether no repair was wanted."""
+        if self.ours is None or self.plain is None:
+            return self.repaired is None
+        return self.ours.is_good and self.plain.is_good
+
+
+def look(logdir: str, repairs: bool = False) -> Seen:
+    """Opens all checkpoints in a logdir, after a repair if so asked.
 
     Raises:
-      StateFileError: if it cannot be read. It may be good, and it is not ours to remove.
+      UnreadableError: if one of them cannot be read.
+      StateFileError, OSError, tf.errors.OpError: if the repair fails.
     """
+    repaired = (repair(logdir).said or 'nothing to repair in ' + logdir) if repairs else None
+    state: Optional[State] = None
+    trouble: Optional[StateFileError] = None
     try:
-        return state_file.read(logdir), None
-    except state_file.DamagedStateError as error:
-        return None, str(error)
+        state = state_file.read(logdir)
+    except StateFileError as error:
+        trouble = error
+    there = checkpoint_reader.checkpoints_beside(logdir, state)
+    found = [(each, checkpoint_reader.inspect(each.path)) for each in there]
+    is_replaced = trouble is None or isinstance(trouble, DamagedStateError)
+    if not found and state is None and is_replaced:
+        return Seen(repaired, found, None, None)
+    ours = Fate('ends with an error: %s' % trouble)
+    if is_replaced:
+        ours = _newest_good(logdir, found)
+    plain = Fate('goes by its state file: %s' % (trouble or 'there is none in ' + logdir))
+    if state is not None:
+        plain = _as_the_state_file_says(state.as_read, found)
+    return Seen(repaired, found, ours, plain)
+
+
+def _newest_good(logdir: str, found: List[Tuple[Checkpoint, Inspection]]) -> Fate:
+    try:
+        files.as_logdir(logdir)
+    except ValueError as error:
+        return Fate('ends with an error: %s' % error)
+    for each, inspection in reversed(found):
+        if inspection.is_good:
+            return Fate('resumes from %s, which is %s' % (each.path, inspection), each.path, True)
+    return Fate('begins anew: no checkpoint in %s is whole and finite' % logdir)
+
+
+def _as_the_state_file_says(path: str, found: List[Tuple[Checkpoint, Inspection]]) -> Fate:
+    said = 'goes by its state file: it names %s, which is ' % path
+    if not files_of(path):
+        return Fate(said + 'not there')
+    known = [it for it in found if state_file.is_same(it[0].path, path)]
+    path, inspection = (known[0][0].path, known[0][1]) if known else (path, None)
+    inspection = inspection or checkpoint_reader.inspect(path)
+    if inspection.is_good:
+        return Fate('resumes from %s, which is %s' % (path, inspection), path, True)
+    return Fate(said + str(inspection), path)

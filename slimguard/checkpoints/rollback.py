@@ -1,4 +1,4 @@
-"""Going back: restores an earlier checkpoint in a live session.
+"""Going back in a live session: to an earlier checkpoint, or to before the first step.
 
 A rollback leaves the newest checkpoints behind. Then the state that it went back to is saved, under
 its own step, and a restart resumes from this. So the order alone tells the checkpoints that were
@@ -7,7 +7,7 @@ left behind: they are older than one of a smaller step.
 
 import contextlib
 import os
-from typing import Any, Collection, ContextManager, Iterator, List, Optional, Sequence
+from typing import Any, Collection, ContextManager, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,7 @@ from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.checkpoints.variables import all_variables, assign, read_variables
 from slimguard.graph.single_runs import run_once
 from slimguard.system.log import log
 
@@ -50,8 +51,12 @@ class Restorer:
         if newest is None:
             tf.io.gfile.makedirs(self.logdir)
             self.save(session)
-        elif _differs(session, newest):
-            log().warning(_OF_ANOTHER, newest)
+            return
+        step = self._step_in(session.graph)
+        now = None if step is None else int(run_once(session, step))
+        saved = checkpoint_reader.global_step_in(newest)
+        if None not in (now, saved) and now != saved:
+            log().warning(_OF_ANOTHER, now, newest, saved)
 
     def before_step(self, session) -> None:
         """Call it before each step of a session, since a script may build variables in between."""
@@ -61,9 +66,11 @@ class Restorer:
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns its prefix; None if not published."""
-        step = self._global_step
-        step = graphs.global_step(session.graph) if step is None else step
+        step = self._step_in(session.graph)
         return self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
+
+    def _step_in(self, graph: tf.Graph) -> Any:
+        return graphs.global_step(graph) if self._global_step is None else self._global_step
 
     def save_last(self, session) -> Optional[str]:
         """As `save`, before the training ends: if need be where no restart looks for it."""
@@ -96,34 +103,85 @@ class Restorer:
         return self._saver.lock if is_ours else contextlib.ExitStack()
 
 
-# How many values are compared, from the smallest weights on.
-_MOST_COMPARED = 1000
-
-
-def _differs(session, checkpoint: str) -> bool:
-    """Whether the smallest weights of a session differ from those in a checkpoint.
-
-    Raises:
-      tf.errors.FailedPreconditionError: if a variable is not initialized.
-    """
-    with session.graph.as_default():
-        weights = {v.op.name: v for v in graphs.on_each_device(tf1.trainable_variables())}
-    try:
-        reader = tf1.train.NewCheckpointReader(checkpoint)
-        shapes = reader.get_variable_to_shape_map()
-        names = sorted(shapes.keys() & weights.keys(), key=lambda name: np.prod(shapes[name]))
-        sizes = np.cumsum([np.prod(shapes[name]) for name in names])
-        saved = {n: reader.get_tensor(n) for n, size in zip(names, sizes) if size <= _MOST_COMPARED}
-    except (tf.errors.OpError, ValueError, RuntimeError):  # it has been removed meanwhile
-        return False
-    values = run_once(session, {name: weights[name] for name in saved})
-    return any(not np.array_equal(values[name], saved[name]) for name in saved)
-
-
 _OF_ANOTHER = (
-    'this training does not begin with the weights of %s, and a rollback may go back to '
-    'them: restore that checkpoint first, or give another logdir.'
+    'this training begins at global step %d, and the newest good checkpoint, %s, is of step %d: a '
+    'rollback may go back to it. Restore it first, or give another logdir.'
 )
+
+
+# The name of the state before the first step in the record.
+FIRST = 'the state before the first step'
+
+
+class FirstStateRestorer(Restorer):
+    """Goes back to the state before the first step, which it keeps in memory."""
+
+    first = FIRST
+
+    def __init__(self):  # unlike the base class, takes no saver and no logdir
+        self.logdir = 'the memory'
+        self._values: Dict[str, np.ndarray] = {}
+        self._version: Optional[int] = None  # of the graph; None before there is a state
+
+    def save_first(self, session) -> None:
+        """Keeps the initialized variables, each as it is when a step first finds it."""
+        if session.graph.version == self._version:
+            return
+        variables = all_variables(session.graph)
+        new = {name: each for name, each in variables.items() if name not in self._values}
+        self._values.update(read_variables(session, new) if new else {})
+        self._version = session.graph.version
+
+    def before_step(self, session) -> None:
+        if self._version is not None:
+            self.save_first(session)
+
+    def complete(self, session, names: Collection[str]) -> None:
+        local = {each.name for each in graphs.local_in(session.graph)}  # they are in no snapshot
+        self._restore(session, but={*names, *local})
+
+    def published(self) -> Optional[str]:
+        return None
+
+    def good(self) -> Iterator[str]:
+        """Yields `FIRST`, which stands for the state before the first step, if that is good."""
+        if self._version is not None and all(
+            map(checkpoint_reader.is_finite, self._values.values())
+        ):
+            yield FIRST
+
+    def restore(self, session, checkpoint: str) -> None:
+        self._restore(session, but=())
+
+    def _restore(self, session, but: Collection[str]) -> None:
+        variables = all_variables(session.graph)
+        values = self._values.items()
+        assign(session, [(variables[name], value) for name, value in values if name not in but])
+
+    def nobody_saves(self) -> ContextManager:
+        return contextlib.ExitStack()
+
+
+class RankRestorer(FirstStateRestorer):
+    """The same, for one of several ranks: one rank writes checkpoints, and no other reads them.
+
+    Args:
+      saver: the training's own saver, or None.
+      directory: where this rank saves, so that a restart finds the state that it went back to; None
+        if it does not save.
+    """
+
+    def __init__(self, saver: Optional[tf1.train.Saver], directory: Optional[str]):
+        FirstStateRestorer.__init__(self)
+        self._on_disk = None
+        if saver is not None and directory is not None:
+            self._on_disk = Restorer(saver, directory)
+
+    def published(self) -> Optional[str]:
+        return None if self._on_disk is None else self._on_disk.published()
+
+    def save(self, session) -> Optional[str]:
+        return None if self._on_disk is None else self._on_disk.save(session)
 
 
 def those_left_last(paths: Sequence[str]) -> List[str]:

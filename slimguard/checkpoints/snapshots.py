@@ -7,12 +7,12 @@ a while.
 """
 
 import collections
+import math
 import statistics
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.variables import all_variables, assign, read_variables, size_of
@@ -26,13 +26,13 @@ _SHARE, _MOST_STEPS = 8, 200
 # Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
 # less often; but a state is kept each time that the number of steps has doubled.
 _BYTES = 32 << 20
-# A state is ruined, and not kept, if its loss is so many times that of all older states and of the
-# first steps. A loss that rises for another reason does not rise so far.
+# A state is ruined, and not kept, if its loss is so many times the usual one. A loss that rises for
+# another reason does not rise so far.
 _RUINED = 10.0
 # The weights are ruined now if the last losses are so many times the usual one. It is more than ten
 # since bad steps are not skipped then, and the losses of two networks that compete rise tenfold.
 _RUINED_NOW = 100.0
-# The first ten steps exploded if their median loss is so many times the first loss, and 1.
+# The first ten steps exploded if their loss is so many times the first loss, and 1.
 _EXPLODED = 1000.0
 # The loss of a state is the median over so many good steps before it; that of the first steps is
 # the median over as many. With few images in a batch any single loss may be small.
@@ -50,58 +50,107 @@ class Snapshot(NamedTuple):
       name: its name in the record of incidents.
       step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
-      loss: the absolute loss of the last steps before it, or None if it is unknown.
       values: the values of the variables, by the names of their ops.
     """
 
     name: str
     step: Optional[int]
     taken_at: int
-    loss: Optional[float]
     values: Dict[str, np.ndarray]
+
+
+class Losses:
+    """The absolute losses of good steps, and whether the last ones are those of ruined weights.
+
+    Weights may be finite and ruined: an explosion writes some updates before its first Inf. The
+    usual loss is the first one in the first ten steps, and then the largest median so far, which
+    is looked at as often as small states are kept.
+    """
+
+    def __init__(self) -> None:
+        self._last: Deque[float] = collections.deque(maxlen=_LOSSES)
+        self._usual = self._limit = 0.0
+        self._good, self._due = 0, _LOSSES  # good steps so far, and at the next look
+
+    def note(self, loss: Any) -> None:
+        """Notes the loss of a good step; None if it is not known."""
+        if loss is None or math.isnan(loss):
+            return
+        self._last.append(abs(float(loss)))
+        self._good += 1
+        if self._good == 1:
+            self._usual, self._limit = self._last[0], _EXPLODED * max(self._last[0], 1.0)
+        if self._good < self._due or self.is_far_above:
+            return
+        median = statistics.median(self._last)
+        if self._good > _LOSSES:
+            self._usual = max(self._usual, median)
+        elif median <= self._limit:  # Adam with far too large a rate explodes with its first update
+            self._usual = median
+        self._limit = _RUINED_NOW * self._usual or math.inf  # losses of 0 tell nothing
+        self._due = self._good + steps_to_next(self._good, 0)
+
+    def forget_last(self) -> None:
+        """After a return: the last losses are not those of the present weights."""
+        self._last.clear()
+
+    @property
+    def is_far_above(self) -> bool:
+        """Whether the loss is so far above the usual one that the state is no good."""
+        if self._good <= _LOSSES or not self._last:
+            return False
+        return statistics.median(self._last) > _RUINED * self._usual > 0
+
+    def ruin(self, is_last: bool = False) -> str:
+        """The end of a sentence: by which losses the weights are ruined; '' if by none.
+
+        Args:
+          is_last: whether the training ends here. Then the loss of the last good step is enough:
+            it may be the only high loss of an explosion that is not Inf.
+        """
+        few = 1 if is_last else _FEW
+        if len(self._last) < few:
+            return ''
+        now = statistics.median(list(self._last)[-few:])
+        whose = 'that of the last good step' if is_last else _OF_FEW
+        return _RUIN % (now, whose, self._usual) if now > self._limit else ''
 
 
 class Snapshots:
     """Copies of the variables in memory, spread over the steps so far, and which to go back to.
 
-    The newest is on probation. If there is no room for all of them, none is kept.
+    The older they are, the fewer. The newest is on probation. If there is no room for all of them,
+    none is kept. No clock decides, so a busy machine keeps the same states as an idle one.
 
     Args:
       graph: the graph.
       most: how many are kept.
-      has_unlisted: whether they hold variables that no collection of the graph lists.
       is_shared: whether other ranks have to keep the same states, and go back to the same: then
         values that may differ between ranks, such as a loss or the free memory, decide nothing.
 
     Attributes:
       most: as given; 0 if none is kept any more.
+      kept: the snapshots, the newest first; only that one may be on probation.
       is_wanted: whether any were asked for; else nobody goes back.
       good: how many good steps there were.
+      losses: their losses, where these may decide.
     """
 
-    def __init__(
-        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
-    ):
+    def __init__(self, graph: tf.Graph, most: int, is_shared: bool = False):
         self.most = most
         self.is_wanted = most > 0
         self.good = 0
         self._graph = graph
-        self._has_unlisted = has_unlisted
         self._is_shared = is_shared
         self._variables: Dict[str, Any] = {}  # by name
         self._size: Optional[int] = None  # the bytes of each
-        self._states = KeptBySteps(most)
-        self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
+        self.kept: List[Snapshot] = []
+        self._due = 0  # the number of good steps after which the next is taken
+        self.losses = Losses()
         self._spikes = 0  # since the last good step or return
-        self._first_loss: Optional[float] = None
         # Counts of good steps: at the last return, and at the snapshot that it went to, if to one.
         self._went_back_at: Optional[int] = None
         self._went_back_to: Optional[int] = None
-
-    @property
-    def kept(self) -> List[Snapshot]:
-        """The snapshots, the newest first; only that one may be on probation."""
-        return self._states.states
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step, before the next one begins; takes a snapshot if one is due.
@@ -112,15 +161,11 @@ class Snapshots:
         """
         self.good += 1
         self._spikes = 0
-        if not self.is_wanted:
-            return
-        if loss is not None and not self._is_shared:
-            self._losses.append(abs(float(loss)))
-            if self._first_loss is None and len(self._losses) == _LOSSES:
-                self._first_loss = _usual_at_first(self._losses)
+        if not self._is_shared:
+            self.losses.note(loss)
         # Soon after a return the older ones may still be needed.
-        if self.most and self._states.is_due(self.good) and not self.is_soon:
-            if not self._is_far_above():
+        if self.most and self.good >= self._due and not self.is_soon:
+            if not self.losses.is_far_above:
                 self._take(session)
 
     def step_was_spike(self) -> None:
@@ -154,13 +199,14 @@ class Snapshots:
     def drop(self) -> None:
         """Drops all snapshots, and takes no more."""
         self.most = 0
-        self._states.keep_only(lambda snapshot: False)
+        self.kept = []
 
     def forget_before_restart(self, step: Optional[int]) -> None:
         """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
-            self._states.keep_only(lambda each: each.taken_at > max(later))
+            self.kept = [each for each in self.kept if each.taken_at > max(later)]
+            self._due = 0
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
         """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
@@ -168,9 +214,10 @@ class Snapshots:
         Drops the snapshots after that one; after a return to a checkpoint, all of them.
         """
         to = None if snapshot is None else snapshot.taken_at
-        self._states.keep_only(lambda each: to is not None and each.taken_at <= to)
+        self.kept = [each for each in self.kept if to is not None and each.taken_at <= to]
+        self._due = 0
         self._went_back_to, self._went_back_at = to, self.good
-        self._losses.clear()
+        self.losses.forget_last()
         self._spikes = 0
 
     @property
@@ -179,109 +226,50 @@ class Snapshots:
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
     def ruin(self, is_last: bool = False) -> str:
-        """Why the weights are ruined as they are now, though they may be finite; else ''.
+        """Why the weights are ruined now, though they may be finite; '' also if nobody goes back.
 
         Args:
-          is_last: whether the training ends here. Then the loss of the last good step is enough:
-            it may be the only high loss of an explosion that is not Inf.
+          is_last: as for `Losses.ruin`.
         """
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
-        usual = self._usual_loss()
-        few = 1 if is_last else _FEW
-        if usual is None or len(self._losses) < few:
-            return ''
-        now = statistics.median(list(self._losses)[-few:])
-        whose = 'that of the last good step' if is_last else _OF_FEW
-        return _RUIN % (now, whose, usual) if now > _RUINED_NOW * usual else ''
-
-    def _usual_loss(self) -> Optional[float]:
-        """The largest loss of the first steps and of the snapshots; None if no loss is known."""
-        losses = [self._first_loss, *(each.loss for each in self.kept)]
-        return max((each for each in losses if each is not None), default=None)
-
-    def _is_far_above(self) -> bool:
-        """Whether the loss is so far above the usual one that the state is no good."""
-        usual = self._usual_loss()
-        if usual is None or not self._losses:
-            return False
-        return statistics.median(self._losses) > _RUINED * usual
+        losses = self.losses.ruin(is_last) if self.is_wanted else ''
+        return losses and '; and the weights are ruined' + losses
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
-        self._variables = _variables_of(self._graph, self._has_unlisted)
+        local = graphs.local_in(self._graph)
+        found = all_variables(self._graph)
+        self._variables = {name: each for name, each in found.items() if each.op not in local}
         if self._size is None:
             self._size = size_of(self._variables)
             free = memory.available()
             if free is not None and 2 * self.most * self._size > free and not self._is_shared:
-                self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
+                log().warning(_NO_ROOM, self.most, self._size >> 20, free >> 20)
+                self.drop()
                 return
             log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))
         values = read_variables(session, self._variables)
-        for name, value in values.items():
-            if not _can_assign(self._variables[name], value.shape):
-                self._give_up(_ODD % name)
-                return
-        loss = statistics.median(self._losses) if self._losses else None
         step = _step_in(values, self._graph)
-        name = _name_of(step, self.good)
-        self._states.add(Snapshot(name, step, self.good, loss, values), self._size)
-
-    def _give_up(self, why: str) -> None:
-        log().warning(_NONE_KEPT, why)
-        self.drop()
-
-
-def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
-    """Whether `assign` can put a value into a variable; its shape may have changed."""
-    inputs = getattr(variable.initializer, 'inputs', ())
-    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
+        snapshot = Snapshot(_name_of(step, self.good), step, self.good, values)
+        self.kept.insert(0, snapshot)
+        self._due = self.good + steps_to_next(self.good, self._size)
+        if len(self.kept) > self.most:
+            del self.kept[one_too_many([each.taken_at for each in self.kept])]
 
 
-class KeptBySteps:
-    """States of a training, spread over its steps so far; the older they are, the fewer.
+def one_too_many(taken_at: Sequence[int]) -> int:
+    """The number of the state to drop: the ages of its neighbours have the smallest ratio.
 
-    It asks no clock, so a busy machine keeps the same states as an idle one, and a rollback goes to
-    the same state on both.
+    So ages grow as powers do. The start of the training is the neighbour of the oldest. The newest
+    two stay: one is on probation, and one is the newest that is trusted.
 
     Args:
-      most: how many are kept.
-
-    Attributes:
-      states: the newest first. Each has a `taken_at`, the number of good steps until then.
+      taken_at: for each state, from the newest on, how many good steps there had been.
     """
-
-    def __init__(self, most: int):
-        self.states: List[Any] = []
-        self._most = most
-        self._due = 0
-
-    def is_due(self, good: int) -> bool:
-        """Whether to keep the state after this many good steps."""
-        return good >= self._due
-
-    def add(self, state: Any, size: int = 0) -> None:
-        """Keeps the present state, of `size` bytes; another may be dropped for it."""
-        self.states.insert(0, state)
-        self._due = state.taken_at + steps_to_next(state.taken_at, size)
-        if len(self.states) > self._most:
-            del self.states[self._one_too_many()]
-
-    def _one_too_many(self) -> int:
-        """The number of the state to drop: the ages of its neighbours have the smallest ratio.
-
-        So ages grow as powers do. The start of the training is the neighbour of the oldest. The
-        newest two stay: one is on probation, and one is the newest that is trusted.
-        """
-        taken_at = [each.taken_at for each in self.states] + [0]
-        ages = [taken_at[0] - each for each in taken_at]
-        older = range(2, len(self.states))
-        return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
-
-    def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
-        """After a return: drops all states but those that `is_kept`; the next step's is kept."""
-        self.states = [each for each in self.states if is_kept(each)]
-        self._due = 0
+    ages = [taken_at[0] - each for each in (*taken_at, 0)]
+    older = range(2, len(taken_at))
+    return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
 
 
 def steps_to_next(good: int, size: int) -> int:
@@ -294,15 +282,6 @@ def steps_to_next(good: int, size: int) -> int:
     times = max(1.0, size / _BYTES)
     wanted = min(max(good / _SHARE, PROBATION * times), _MOST_STEPS * times)
     return int(max(PROBATION, min(good, wanted)))
-
-
-def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
-    """The variables that a snapshot holds, by name: all but local ones."""
-    if has_unlisted:
-        local = graphs.local_in(graph)
-        return {name: v for name, v in all_variables(graph).items() if v.op not in local}
-    with graph.as_default():
-        return {v.op.name: v for v in graphs.on_each_device(tf1.global_variables())}
 
 
 def _step_in(values: Dict[str, np.ndarray], graph: tf.Graph) -> Optional[int]:
@@ -320,21 +299,13 @@ def _name_of(step: Optional[int], good: int) -> str:
     return 'a snapshot after %d good step%s' % (good, '' if good == 1 else 's')
 
 
-def _usual_at_first(losses: Sequence[float]) -> float:
-    """The loss of untrained weights, told from the first losses even if these explode at once.
-
-    Adam with far too large a learning rate ruins the weights with its first update.
-    """
-    median = statistics.median(losses)
-    return losses[0] if median > _EXPLODED * max(losses[0], 1.0) else median
-
-
-_RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
+# Begins the reason of an incident after which the last state is not saved.
+IS_RUINED = 'the weights were ruined before, though they are finite'
+_RUIN = ': the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
-_NONE_KEPT = 'no snapshots are kept, %s; rollback goes back to checkpoints.'
 _NO_ROOM = (
-    'as %d copies of the variables, of %d MB each, would take more than half of the memory, of '
-    'which %d MB are free (Rollback(snapshots=2) keeps the fewest)'
+    'no snapshots are kept, as %d copies of the variables, of %d MB each, would take more than '
+    'half of the memory, of which %d MB are free (Rollback(snapshots=2) keeps the fewest); '
+    'rollback goes back to checkpoints.'
 )
-_ODD = 'since variable %r has a value that its initializer cannot be given'

@@ -20,25 +20,10 @@ from slimguard.system import files
 
 # While a FiniteSaver writes a checkpoint anew, the old one has this in its name.
 SPARE = '.spare'
-# No state file is so large; TensorFlow would read it whole.
-_MOST_BYTES = 64 << 20
-
-
-# What plain TensorFlow does if it restarts beside a state file that we cannot read.
-_BEGINS_ANEW, _FAILS, _WAITS = 'begins anew', 'ends with an error', 'waits for ever'
-_READS_IT = 'reads it all the same'
 
 
 class StateFileError(OSError):
-    """A state file cannot be read or written; the message says which, and why.
-
-    Attributes:
-      in_tensorflow: what plain TensorFlow does if it restarts beside that file, in words.
-    """
-
-    def __init__(self, message: str, in_tensorflow: str = _FAILS):
-        OSError.__init__(self, message)
-        self.in_tensorflow = in_tensorflow
+    """A state file cannot be read or written; the message says which, and why."""
 
 
 class DamagedStateError(StateFileError):
@@ -129,17 +114,14 @@ def is_same(path: str, other: str) -> bool:
 def _parse(logdir: str, latest_filename: str):
     """The proto in the state file, its paths made absolute by TensorFlow; None without a file."""
     path = path_in(logdir, latest_filename)
-    size = _readable_size(path)
-    if size is None:
+    if not _is_there(path):
         return None
-    if size > _MOST_BYTES:
-        raise DamagedStateError('%s is larger than %d bytes' % (path, _MOST_BYTES), _READS_IT)
     try:
         proto = _read_state(logdir, latest_filename)
     except Exception as error:  # its parser's errors differ by version
         raise DamagedStateError('%s is damaged: %s' % (path, error)) from None
     if proto is None:
-        raise DamagedStateError('%s is damaged' % path, _BEGINS_ANEW)
+        raise DamagedStateError('%s is damaged' % path)
     if any(
         '\0' in named for named in (proto.model_checkpoint_path, *proto.all_model_checkpoint_paths)
     ):
@@ -147,23 +129,17 @@ def _parse(logdir: str, latest_filename: str):
     return proto
 
 
-def _readable_size(path: str) -> Optional[int]:
-    """The size of a state file that can be read; None if there is none."""
+def _is_there(path: str) -> bool:
+    """Whether there is a state file; opened here, as TensorFlow reports rights and damage alike."""
     try:
-        if not files.is_file(path) and files.exists(path):  # to read a FIFO, say, would block
-            waits = not files.is_dir(path)
-            raise StateFileError('%s is no regular file' % path, _WAITS if waits else _BEGINS_ANEW)
-        # Opened here, since TensorFlow reports a missing right and a damage alike.
         with files.open_to_read(path) as file:
             file.read(1)
-            return files.size_of(file)
-    except StateFileError:
-        raise
+        return True
     except (FileNotFoundError, NotADirectoryError, tf.errors.NotFoundError):
-        return None
+        return False
     except (OSError, tf.errors.OpError) as error:
         why = getattr(error, 'strerror', None) or getattr(error, 'message', error)
-        raise StateFileError('%s cannot be read: %s' % (path, why), _BEGINS_ANEW) from None
+        raise StateFileError('%s cannot be read: %s' % (path, why)) from None
 
 
 def _meant(logdir: str, path: str) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 import time
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import tensorflow as tf
 
@@ -30,11 +30,11 @@ _making = threading.Lock()
 
 
 class StepTurn:
-    """Whether the loop or the threads that save have the turn.
+    """Whether the loop or a thread that saves has the turn.
 
-    A thread that saves has priority: the next step waits for it. Then the step has its turn, so
-    that a thread that saves all the time does not stop the training. The loop's own thread never
-    waits to save, since nothing else trains meanwhile.
+    Two locks: whoever wants the turn first takes the place next in line, and keeps it until the
+    turn is free. So neither a loop nor a thread that saves all the time keeps the other waiting.
+    The loop's own thread never waits to save, since nothing else trains meanwhile.
 
     Args:
       patience: how long a save waits for the end of a step, in seconds; then it saves all the
@@ -46,11 +46,9 @@ class StepTurn:
         self._patience = patience
         self._trainer = threading.get_ident() if is_taken else None
         # Re-entrant, as a signal handler of the loop's thread may run anywhere.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._depth = 0  # of steps within each other
-        self._savers: List[int] = []  # the threads that save, or wait for the end of a step
-        self._waits = False  # whether a step waits for them
+        self._turn, self._next = threading.RLock(), threading.RLock()
+        self._owner: Optional[int] = None  # the thread that has the turn
+        self._saver: Optional[int] = None  # that is next, to save
 
     @property
     def is_mine(self) -> bool:
@@ -68,78 +66,62 @@ class StepTurn:
         return functools.partial(self._step, step)
 
     def end_steps(self) -> None:
-        """Notes that no step is under way any more, however the loop was left."""
-        with self._lock:
-            self._depth = 0
-            self._changed.notify_all()
+        """Ends the turn of this thread, however the loop was left."""
+        if self._owner == threading.get_ident():
+            self._owner = None
+        with contextlib.suppress(RuntimeError):  # it is not, or no longer, this thread's
+            while True:
+                self._turn.release()
 
     def wait_for_savers(self) -> None:
         """Ends the steps, and waits until no other thread saves."""
         self.end_steps()
-        me = threading.get_ident()
-        with self._lock:
-            while any(saver != me for saver in self._savers):
-                self._changed.wait()
+        with self._next, self._turn:
+            pass
 
     def _step(self, step: Callable[..., Any], *args, **kwargs) -> Any:
-        with self._lock:
-            if self._savers and not self._depth:
-                self._await_savers()
-            self._depth += 1
+        me = threading.get_ident()
+        if self._owner == me:  # a step within another, or within a save
+            return step(*args, **kwargs)
+        with self._next:
+            self._turn.acquire()
+        self._owner = me
         try:
             return step(*args, **kwargs)
         finally:
-            with self._lock:
-                self._depth = max(0, self._depth - 1)
-                if self._savers:  # most steps end with no thread waiting
-                    self._changed.notify_all()
-
-    def _await_savers(self) -> None:
-        me = threading.get_ident()
-        try:
-            while not self._depth and any(saver != me for saver in self._savers):
-                self._waits = True
-                self._changed.wait()
-        finally:
-            self._waits = False
-            self._changed.notify_all()
+            self.end_steps()
 
     @contextlib.contextmanager
     def no_step(self) -> Iterator[None]:
         """In its `with` block no other thread's step is under way, unless that takes too long."""
-        self._begin_save()
-        try:
-            yield
-        finally:
-            self._end_save()
-
-    def _begin_save(self) -> None:
         me = threading.get_ident()
-        with self._lock:
-            since = time.monotonic()
-            waits = not self.is_mine and not _impatient.is_set
-            # A waiting step goes first, unless it waits for this very thread. The thread that
-            # saves may wait for this one, too, and then neither would end: hence the time limit.
-            while self._waits and waits and me not in self._savers:
-                if not self._changed.wait(_LONGEST_HOOK):
-                    break
-            self._savers.append(me)
-            try:
-                while self._depth and waits:
-                    is_told = self._changed.wait(_LONGEST_HOOK)
-                    if self._patience is not None and time.monotonic() - since > self._patience:
-                        return
-                    trainer = self._trainer
-                    if not (is_told or trainer is None or tf_callers.runs_a_session(trainer)):
-                        return
-            except BaseException:
-                self._end_save()
-                raise
+        if self.is_mine or me in (self._owner, self._saver):
+            yield
+            return
+        has_turn, is_next = False, self._next.acquire(blocking=not _impatient.is_set)
+        try:
+            if is_next:
+                self._saver = me
+            has_turn = not _impatient.is_set and self._wait_for_turn()
+            if has_turn:
+                self._owner, self._saver, is_next = me, None, False
+                self._next.release()
+            yield  # if it has no turn, it stays the next: no other step begins meanwhile
+        finally:
+            if has_turn:
+                self.end_steps()
+            if is_next:
+                self._saver = None
+                self._next.release()
 
-    def _end_save(self) -> None:
-        with self._lock:
-            self._savers.remove(threading.get_ident())
-            self._changed.notify_all()
+    def _wait_for_turn(self) -> bool:
+        since = time.monotonic()
+        # The thread that saves may wait for the step, and the step for it: hence the time limits.
+        while not self._turn.acquire(timeout=_LONGEST_HOOK):
+            is_late = self._patience is not None and time.monotonic() - since > self._patience
+            if is_late or not (self._trainer is None or tf_callers.runs_a_session(self._trainer)):
+                return False
+        return True
 
 
 class _Impatient(threading.local):

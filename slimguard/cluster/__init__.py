@@ -2,10 +2,8 @@
 
 The files:
 
-    job.py            a process's part in a job, which it can end for all; explains how they agree
-    chief.py          opens the rounds of a training
-    follower.py       joins the rounds, as each worker but the chief does
-    watch.py          stops a session when another process ended the job, or goes back
+    job.py            a process's part in a job, and what it hears; explains how they agree
+    rounds.py         the chief opens the rounds of a training; the other workers join
     session_end.py    how a session ends, and which errors lead to a new one
     waiting.py        waits for other processes
     job_table.py      the shared table, with one entry of each process, and this one's

@@ -26,18 +26,18 @@ A process writes only its own entry, so two never write at once:
 * ``beat``: a number that grows while it lives.
 """
 
-from typing import Any, Callable, NamedTuple, Optional
+import threading
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.cluster.chief import Chief
-from slimguard.cluster.follower import Follower
-from slimguard.cluster.job_table import OwnEntry, SharedTable
-from slimguard.cluster.session_end import aborted, call_when_joined, stop
+from slimguard.cluster.job_table import CHIEF, Entry, OwnEntry, SharedTable
+from slimguard.cluster.rounds import Chief, Follower
+from slimguard.cluster.session_end import aborted, call_when_joined, error_of, stop
 from slimguard.cluster.sync_replicas import Replicas
-from slimguard.cluster.watch import Watch
+from slimguard.cluster.waiting import GONE, PAUSE
 from slimguard.incidents.incident import Incident
 
 
@@ -101,6 +101,83 @@ def job_of(
         is_chief = place.is_chief if is_chief is None else is_chief
         job = graph._slimguard_job = Job(target, place, is_chief, graph, logdir)
     return job
+
+
+class Watch:
+    """Reads the shared table, in a thread of its own, until this process leaves the round.
+
+    Args:
+      entry: the entry of this process.
+      replicas: the accumulators and tokens of a `SyncReplicasOptimizer`.
+      coordinator: the coordinator of the session, which is asked to stop.
+      chief: answers the others, if this process is the chief; else None.
+
+    Attributes:
+      coordinator: that coordinator.
+      left: set when this process leaves the round.
+    """
+
+    def __init__(
+        self, entry: OwnEntry, replicas: Replicas, coordinator: Any, chief: Optional[Chief]
+    ):
+        self.coordinator = coordinator
+        self.left = threading.Event()
+        self._entry = entry
+        self._replicas = replicas
+        self._chief = chief
+        self._hurries = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name='slimguard-job', daemon=True).start()
+
+    def check(self) -> None:
+        """Raises the error that the coordinator was asked to stop with, if any."""
+        self.coordinator.raise_requested_exception()
+
+    def _run(self) -> None:
+        while not self.left.wait(PAUSE):
+            with self._entry.lock:
+                try:
+                    if not self.left.is_set():
+                        self._look()
+                except GONE:
+                    pass  # the process that holds the table is gone, as the step under way will see
+
+    def _look(self) -> None:
+        entries = self._entry.beat()
+        self._look_at(entries)
+        # A worker that is done sends no more gradients.
+        is_deserted = any(entry.get('done') == self._entry.round for entry in entries.values())
+        if self._replicas and (self._hurries or is_deserted or self._has_failed()):
+            self._replicas.release()
+
+    def _has_failed(self) -> bool:
+        """Whether a thread failed. If this was the one that hands out tokens, a step waits."""
+        try:
+            self.check()
+        except Exception:
+            return True
+        return False
+
+    def _look_at(self, entries: Dict[int, Entry]) -> None:
+        """Asks the coordinator to stop if one of the entries says so."""
+        if self.coordinator.should_stop():
+            return
+        for who, entry in entries.items():
+            if who != self._entry.number and entry.get('ends') == self._entry.round:
+                if self._chief is not None:  # told again, for processes that come late
+                    self._entry.tell(ends=self._entry.round, incident=entry['incident'])
+                return self._hurry(error_of(entry['incident']))
+            if self._chief is not None and entry.get('asks') == self._entry.round:
+                return self._hurry(self._chief.grant(entry))
+        chief = entries.get(CHIEF)
+        if self._chief is None and chief is not None and chief['round'] != self._entry.round:
+            self._hurry(aborted('the chief begins a new round'))
+
+    def _hurry(self, error: Optional[Exception]) -> None:
+        # A step may be waiting for a peer that has ended; `_look` then gives it a token.
+        self._hurries = True
+        stop(self.coordinator, error)
 
 
 class Job:
@@ -208,7 +285,10 @@ class Job:
         Raises:
           tf.errors.AbortedError: always; it leads to a new session, and to a new round.
         """
-        (self._chief or self._follower).roll_back(incident)
+        if self._chief is not None:
+            self._chief.begin_round(incident)
+        else:
+            self._follower.ask_to_go_back(incident)
         error = aborted('going back to a checkpoint')
         if self._watch is not None:
             stop(self._watch.coordinator, error)

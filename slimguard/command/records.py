@@ -16,7 +16,7 @@ from typing import Any, Dict, List
 
 from slimguard.command import needs
 from slimguard.command.documents import print_document, refuse
-from slimguard.incidents import incident_groups, record_file, record_table
+from slimguard.incidents import incident_groups, record_file
 from slimguard.incidents.incident import replay_hint, report_hint
 from slimguard.incidents.incident_groups import Group
 from slimguard.incidents.record_file import Record
@@ -73,7 +73,7 @@ def _group_document(group: Group) -> Dict[str, Any]:
 
 def _print(folder: str, record: Record, all_of_them: bool) -> None:
     if record.incidents and all_of_them:
-        terminal.print_table(record_table.table(record.incidents))
+        terminal.print_table(record_file.table(record.incidents))
     elif record.incidents:
         _print_groups(record)
     elif not record.is_foreign:
@@ -111,7 +111,7 @@ def _lines_of(group: Group) -> List[str]:
         told[0] += '; %d of them not examined, the symptom is the same' % group.not_examined
     told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
     told.append('  ' + first.reason_in_short)
-    known = [record_table.when(first.time)]
+    known = [record_file.when(first.time)]
     known += [] if first.step is None else ['step %d' % first.step]
     known += [] if first.loss is None else ['loss %g' % first.loss]
     known += [] if first.worker is None else ['on ' + first.worker]

@@ -15,16 +15,17 @@ import argparse
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 from slimguard.command import needs
 from slimguard.command.documents import print_document, refuse
+from slimguard.incidents import record_file
 from slimguard.system import terminal
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from slimguard.checkpoints.checkpoint_files import Checkpoint
     from slimguard.checkpoints.checkpoint_reader import Inspection
-    from slimguard.checkpoints.restart import Fate, Seen
+    from slimguard.checkpoints.repair import Fate, Seen
 
 
 def checkpoints(options: argparse.Namespace) -> None:
@@ -33,10 +34,10 @@ def checkpoints(options: argparse.Namespace) -> None:
     needs.tensorflow(options.json)
     import tensorflow as tf
 
-    from slimguard.checkpoints import restart
+    from slimguard.checkpoints import repair
 
     try:
-        seen = restart.look(options.folder, options.repair)
+        seen = repair.look(options.folder, options.repair)
     except (OSError, tf.errors.OpError) as error:
         why = '%s: %s' % (options.folder, getattr(error, 'message', error))
         refuse(why, options.json)
@@ -50,27 +51,45 @@ def checkpoints(options: argparse.Namespace) -> None:
 
 
 def _print(folder: str, seen: 'Seen') -> None:
-    for sentence in seen.before:
-        terminal.say(sentence)
-    if len(seen.rows) > 1:
-        terminal.print_table(seen.rows)
-    for sentence in seen.after:
-        terminal.say(sentence)
-    ours, plain = seen.fates
-    if ours is not None and plain is not None and ours.is_good and not plain.is_good:
-        terminal.say(_TO_REPAIR + shlex.quote(folder))
+    if seen.repaired is not None:
+        terminal.say(seen.repaired)
+    if seen.checkpoints:
+        rows = [_row_of(*each) for each in seen.checkpoints]
+        terminal.print_table([('checkpoint', 'step', 'written', 'size', ''), *rows])
+    ours, plain = seen.ours, seen.plain
+    if ours is None or plain is None:
+        terminal.say('no checkpoints in ' + folder)
+    elif ours == plain:
+        terminal.say('a restart ' + ours.said)
+    else:
+        terminal.say('slimguard.train ' + ours.said)
+        terminal.say('plain TensorFlow ' + plain.said)
+        if ours.is_good and not plain.is_good:
+            terminal.say(_TO_REPAIR + shlex.quote(folder))
+
+
+def _row_of(found: 'Checkpoint', inspection: 'Inspection') -> Tuple[str, ...]:
+    return (
+        os.path.basename(found.path),
+        '' if inspection.step is None else str(inspection.step),
+        record_file.when(found.time),
+        '%.1f MB' % (found.size / 1e6),
+        str(inspection),
+    )
 
 
 _TO_REPAIR = 'to have TensorFlow resume as slimguard: python -m slimguard checkpoints --repair '
 
 
 def _document(folder: str, seen: 'Seen') -> Dict[str, Any]:
-    ours, plain = seen.fates
     return {
         'logdir': folder,
-        'repair': ' '.join(seen.before) or None,
-        'checkpoints': [_checkpoint_document(*each) for each in seen.inspected],
-        'restart': {'slimguard': _fate_document(ours), 'tensorflow': _fate_document(plain)},
+        'repair': seen.repaired,
+        'checkpoints': [_checkpoint_document(*each) for each in seen.checkpoints],
+        'restart': {
+            'slimguard': _fate_document(seen.ours),
+            'tensorflow': _fate_document(seen.plain),
+        },
         'is_good': seen.is_good,
     }
 

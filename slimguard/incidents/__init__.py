@@ -11,7 +11,6 @@ The files:
     nan_loss_error.py   NanLossError, which ends a training with an incident
     advice.py           sentences that say what may help
     journal.py          a training's incidents: the line in the log, the record, TensorBoard
-    record_file.py      the record, slimguard/incidents.jsonl: written, and read
+    record_file.py      the record, slimguard/incidents.jsonl: written, read, and shown
     incident_groups.py  incidents of one cause, together
-    record_table.py     shows the record to people
 """

@@ -34,7 +34,6 @@ class FallbackChain:
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
-        self._returns = 0  # as the record has them: a rollback that fails is none
         self._factor: Optional[float] = None
         self._told = 0, 0  # the numbers of skipped steps and of returns that were last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
@@ -67,11 +66,6 @@ class FallbackChain:
         self._state.note_incident(incident.state_lost, ruin, cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
-        if isinstance(policy, Rollback):
-            self._state.rollbacks += 1
-            self._state.in_a_row = self._state.good = 0
-            self._state.skipped_at.clear()
-            self._overflowed_at.clear()
         return policy
 
     def note_overflow(self) -> None:
@@ -103,14 +97,15 @@ class FallbackChain:
         self._state.steps += not is_decided
         self._state.note_skipped()
 
-    def note_return(self, factor: Optional[float]) -> None:
+    def note_return(self, factor: Optional[float] = None) -> None:
         """Notes that the training went back, and its factor of the learning rate, if it has one."""
-        self._returns += 1
+        self._state.note_return()
+        self._overflowed_at.clear()
         self._factor = factor or self._factor
 
     def tell(self) -> str:
         """How many steps were skipped and how often it went back; '' if none since last told."""
-        skipped, returns = self._state.skipped, self._returns
+        skipped, returns = self._state.skipped, self._state.rollbacks
         if (skipped, returns) == self._told:
             return ''
         self._told = skipped, returns

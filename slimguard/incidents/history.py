@@ -38,13 +38,6 @@ def norm_of(row: np.ndarray) -> float:
 # A learning rate jumps this many times; a number surges this many times over its median.
 _JUMP, _SURGE = 3.0, 10.0
 _LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
-# The losses of this many last steps do not count as usual: they may be part of the explosion.
-_LAST = 10
-# The weights are ruined if the last loss is _RUINED times all usual ones. While there are none, it
-# has to be _EXPLODED times the first loss, or 1 if that is larger: a training may explode at once.
-_RUINED, _EXPLODED = 100.0, 1000.0
-
-IS_RUINED = 'the weights were ruined before, though they are finite'
 
 
 class History(NamedTuple):
@@ -79,25 +72,6 @@ class History(NamedTuple):
             'gradient_norm': [norm_of(row) for row in self.rows],
             'gradient_norms': [np.sqrt(2 * row[GRADIENTS:]).tolist() for row in self.rows],
         }
-
-    def ruin(self) -> str:
-        """Why the weights were ruined before the last step; '' if they were not, or if unknown.
-
-        An explosion writes some updates of finite numbers before it comes to its first Inf.
-        """
-        losses = [abs(float(row[LOSS])) for row in self.rows if row[IS_GOOD]]
-        losses = [loss for loss in losses if not math.isnan(loss)]
-        if len(losses) < 2:
-            return ''
-        before = losses[:-_LAST]
-        usual = max(before or losses[:1])
-        if losses[-1] > (_RUINED * usual if before else _EXPLODED * max(usual, 1.0)):
-            return '; %s: the loss of the last good step is %g, and was %g at most' % (
-                IS_RUINED,
-                losses[-1],
-                usual,
-            )
-        return ''
 
     def jump(self) -> str:
         """How an explosion began, as `jump_in` says it."""

@@ -45,7 +45,7 @@ class Journal:
       is_elsewhere: whether another process keeps the file.
 
     Attributes:
-      count: the number of incidents so far.
+      count: the number of incidents of this training so far.
       logdir: the directory of the record, or None.
     """
 
@@ -56,24 +56,29 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
         is_elsewhere: bool = False,
     ):
-        self.count = 0
-        self.logdir = logdir
-        self._file = None if logdir is None else IncidentFile(logdir)
+        self.count = self._earlier = 0
+        self.logdir: Optional[str] = None
+        self._file: Optional[IncidentFile] = None
         self._summary_writer = summary_writer
         self._is_elsewhere = is_elsewhere
         self._rate = Rate(_FIRST, clock=clock)
-        # By causes, and by symptoms: the first incident of each, and how many there were.
+        # By causes, and by symptoms: the number of the first of each, and how many there were.
         self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
         self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
-        if self._file is not None:
-            self._file.make()
+        if logdir is not None:
+            self.keep_in(logdir)
 
     def keep_in(self, logdir: str) -> None:
         """From now on keeps a record in `logdir`, unless there was a logdir before."""
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
-            self._file.make()
+            self._earlier = self._file.make()
+
+    @property
+    def _number(self) -> int:
+        """The number of the last incident: a restart goes on with those of the record."""
+        return self._earlier + self.count
 
     def again(self, rows: Mapping[str, str]) -> str:
         """The end of a reason if a bad row was in an earlier incident already; '' if none was.
@@ -111,7 +116,7 @@ class Journal:
         self.count += 1
         for row in set(rows.values()):
             if row in self._rows or len(self._rows) < _MOST_ROWS:
-                first, times = self._rows.get(row, (self.count, 0))
+                first, times = self._rows.get(row, (self._number, 0))
                 self._rows[row] = first, times + 1
         if self._file is not None:
             self._file.append(incident)
@@ -142,7 +147,7 @@ class Journal:
         if self._summary_writer is None:
             return
         summary = tf1.Summary()
-        summary.value.add(tag='slimguard/incidents', simple_value=self.count)
+        summary.value.add(tag='slimguard/incidents', simple_value=self._number)
         reason = '%s (%s)' % (incident.reason, incident.action)
         text = summary.value.add(tag='slimguard/reason', tensor=tf1.make_tensor_proto(reason))
         text.metadata.plugin_data.plugin_name = 'text'
@@ -157,7 +162,7 @@ class Journal:
     def _log(self, incident: Incident, cause: Optional[str], done: str, why: str) -> None:
         symptom = symptom_of(incident)
         kind = symptom if cause is None else kind_of(cause)
-        first, times = self._kinds.get(kind, (self.count, 0))
+        first, times = self._kinds.get(kind, (self._number, 0))
         self._kinds[kind] = first, times + 1
         # Where a cause was told in full, its symptom need not be.
         self._kinds.setdefault(symptom, (first, _IN_FULL))
@@ -166,7 +171,7 @@ class Journal:
             return
         say = log().warning if incident.action in ('skip', 'interrupted') else log().error
         done += self._rate.told()
-        head = 'incident %d %s: ' % (self.count, incident.where)
+        head = 'incident %d %s: ' % (self._number, incident.where)
         if times >= _IN_FULL:
             alike = 'symptom' if cause is None else 'cause'
             say('%s', '%ssame %s as incident %d; %s.' % (head, alike, first, done))

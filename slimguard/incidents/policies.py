@@ -6,7 +6,8 @@ compare by their arguments, and can be used in several trainings.
 """
 
 import collections
-from typing import TYPE_CHECKING, Any, Callable, Deque, Optional
+import dataclasses
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Deque, Optional
 
 from slimguard.system.numbers import is_number, is_whole
 
@@ -37,7 +38,7 @@ class PolicyState:
     Attributes:
       in_a_row: the number of incidents since the last good step or rollback, the present one
         included.
-      rollbacks: the number of rollbacks so far.
+      rollbacks: how often the training went back; a rollback that fails is none.
       state_lost: whether variables were at fault already before the present incident's step.
       in_vain: whether going back does not change them, as no step was good in the newest state.
       good: the number of good steps since the last rollback, or since the training began.
@@ -66,10 +67,7 @@ class PolicyState:
 
     @property
     def is_chance(self) -> bool:
-        """Whether the batch is at fault, so that bad steps in a row say nothing of the weights.
-
-        More than a hundred in a row are not taken for chance.
-        """
+        """Whether bad steps in a row say nothing of the weights: up to a hundred bad batches."""
         return self.are_batches(self.cause) and self.in_a_row <= _BY_CHANCE
 
     def are_batches(self, cause: str) -> bool:
@@ -90,6 +88,12 @@ class PolicyState:
         self.skipped += 1
         self.skipped_at.append(self.steps)
 
+    def note_return(self) -> None:
+        """Notes that the training went back."""
+        self.rollbacks += 1
+        self.in_a_row = self.good = 0
+        self.skipped_at.clear()
+
     def skipped_lately(self) -> int:
         """How many of the last thousand steps were skipped, the present one not included."""
         while self.skipped_at and self.skipped_at[0] <= self.steps - _LAST_STEPS:
@@ -97,6 +101,7 @@ class PolicyState:
         return len(self.skipped_at)
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class Policy:
     """Base of all policies.
 
@@ -105,8 +110,8 @@ class Policy:
       ends: whether the training ends with it.
     """
 
-    action = ''
-    ends = False
+    action: ClassVar[str] = ''
+    ends: ClassVar[bool] = False
 
     def is_willing(self, state: PolicyState) -> bool:
         """Whether this policy takes the present incident; if not, the next of a chain does."""
@@ -120,18 +125,8 @@ class Policy:
         """How much of it is spent, the present incident included; '' if it has no limit."""
         return ''
 
-    def __eq__(self, other) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
 
-    def __hash__(self) -> int:
-        return hash((type(self), tuple(sorted(vars(self).items()))))
-
-    def __repr__(self) -> str:
-        said = [item for item in vars(self).items() if item[1] is not None]
-        arguments = ', '.join('%s=%r' % item for item in said)
-        return '%s(%s)' % (type(self).__name__, arguments)
-
-
+@dataclasses.dataclass(unsafe_hash=True)
 class Raise(Policy):
     """End the training with a `NanLossError`."""
 
@@ -139,6 +134,7 @@ class Raise(Policy):
     ends = True
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class Stop(Policy):
     """End the training cleanly: hooks' `end` runs, and the last finite loss is returned."""
 
@@ -146,6 +142,7 @@ class Stop(Policy):
     ends = True
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
@@ -163,9 +160,12 @@ class Skip(Policy):
 
     action = 'skip'
 
-    def __init__(self, max_consecutive: int = 10, max_ratio: Optional[float] = None):
-        self.max_consecutive = _count(max_consecutive, 'max_consecutive')
-        self.max_ratio = _share(max_ratio, 'max_ratio')
+    max_consecutive: int = 10
+    max_ratio: Optional[float] = None
+
+    def __post_init__(self):
+        _require_count(self.max_consecutive, 'max_consecutive')
+        _require_share(self.max_ratio, 'max_ratio')
 
     def is_willing(self, state: PolicyState) -> bool:
         return (
@@ -181,13 +181,20 @@ class Skip(Policy):
             return '; skipping does not change that'
         if state.state_lost:
             return '; skipping does not mend that, as every batch is bad then'
-        if not self._has_spent(state):
-            return state.ruin or self._why_no_more(state)
-        return '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more' % (
-            state.skipped_lately(),
-            min(state.steps - 1, _LAST_STEPS - 1),
-            self.max_ratio,
-        )
+        if self._has_spent(state):
+            before = min(state.steps - 1, _LAST_STEPS - 1)
+            told = state.skipped_lately(), before, self.max_ratio
+            return (
+                '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more'
+                % told
+            )
+        if state.ruin:
+            return state.ruin
+        most = self._most(state, state.cause)
+        if state.in_a_row <= most:
+            return ''
+        told = state.in_a_row, most, 2 * most
+        return "; %d bad steps in a row, and 'skip' allows %d here ('skip:%d' allows more)" % told
 
     def spent(self, state: PolicyState) -> str:
         what = ' bad batches' if state.are_batches(state.cause_in_row) else ''
@@ -196,15 +203,7 @@ class Skip(Policy):
 
     def _most(self, state: PolicyState, cause: str) -> int:
         """How many in a row are skipped if they have such a cause."""
-        by_chance = _BY_CHANCE if state.are_batches(cause) else 0
-        return max(by_chance, self.max_consecutive)
-
-    def _why_no_more(self, state: PolicyState) -> str:
-        most = self._most(state, state.cause)
-        if state.in_a_row <= most:
-            return ''
-        told = state.in_a_row, most, 2 * most
-        return "; %d bad steps in a row, and 'skip' allows %d here ('skip:%d' allows more)" % told
+        return max(_BY_CHANCE if state.are_batches(cause) else 0, self.max_consecutive)
 
     def _has_spent(self, state: PolicyState) -> bool:
         if self.max_ratio is None:
@@ -212,6 +211,7 @@ class Skip(Policy):
         return state.skipped_lately() + 1 > self.max_ratio * _LAST_STEPS
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class Rollback(Policy):
     """Go back to the newest trusted state and on with the next batch, at most `max_times` times.
 
@@ -240,21 +240,19 @@ class Rollback(Policy):
 
     action = 'rollback'
 
-    def __init__(
-        self,
-        max_times: int = 3,
-        on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None,
-        learning_rate: Optional[float] = None,
-        snapshots: int = 3,
-    ):
-        self.max_times = _count(max_times, 'max_times')
-        self.snapshots = _count(snapshots, 'snapshots', least=0)
-        if snapshots == 1:
+    max_times: int = 3
+    on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None
+    learning_rate: Optional[float] = None
+    snapshots: int = 3
+
+    def __post_init__(self):
+        _require_count(self.max_times, 'max_times')
+        _require_count(self.snapshots, 'snapshots', least=0)
+        if self.snapshots == 1:
             raise ValueError('snapshots must be 0 or at least 2, as one alone is never trusted')
-        if on_rollback is not None and not callable(on_rollback):
-            raise TypeError('on_rollback must be callable, not %r' % (on_rollback,))
-        self.on_rollback = on_rollback
-        self.learning_rate = _share(learning_rate, 'learning_rate')
+        if self.on_rollback is not None and not callable(self.on_rollback):
+            raise TypeError('on_rollback must be callable, not %r' % (self.on_rollback,))
+        _require_share(self.learning_rate, 'learning_rate')
 
     def is_willing(self, state: PolicyState) -> bool:
         if state.cause == COMES_AGAIN or state.in_vain or state.is_chance and state.may_skip:
@@ -280,19 +278,17 @@ class Rollback(Policy):
         return ' (%d of %d times)' % (state.rollbacks + 1, self.max_times)
 
 
-def _count(number, name: str, least: int = 1) -> int:
+def _require_count(number, name: str, least: int = 1) -> None:
     if not is_whole(number):
         raise TypeError('%s must be an int, not %r' % (name, number))
     if number < least:
         raise ValueError('%s must be at least %d, not %d' % (name, least, number))
-    return number
 
 
-def _share(number, name: str) -> Optional[float]:
+def _require_share(number, name: str) -> None:
     if number is None:
-        return None
+        return
     if not is_number(number):
         raise TypeError('%s must be a number above 0 and at most 1, not %r' % (name, number))
     if not 0 < number <= 1:
         raise ValueError('%s must be above 0 and at most 1, not %r' % (name, number))
-    return float(number)

@@ -24,28 +24,23 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
         never acts.
       TypeError: for anything that is no name, policy, callable or list of them.
     """
+    try:
+        return _fallbacks_of(on_nan)
+    except ValueError as error:
+        raise ValueError('on_nan: %s' % error) from None
+
+
+def _fallbacks_of(on_nan: Any) -> List[Any]:
+    if isinstance(on_nan, str):
+        return parse_chain(on_nan)
     if isinstance(on_nan, (list, tuple)):
         if not on_nan:
-            raise ValueError('on_nan is an empty list; name at least one policy, like "raise"')
-        found = [fallback for item in on_nan for fallback in fallbacks_of(item)]
-        try:
-            _require_each_acts(found)
-        except ValueError as error:
-            raise ValueError('on_nan has %s' % error) from None
+            raise ValueError('the list is empty; name at least one policy, like "raise"')
+        found = [fallback for item in on_nan for fallback in _fallbacks_of(item)]
+        _require_each_acts(found)
         return found
     if isinstance(on_nan, Policy):
         return [on_nan]
-    if isinstance(on_nan, str):
-        try:
-            return list(parse_chain(on_nan))
-        except UnknownPolicyError as error:
-            raise ValueError(
-                'unknown policy on_nan=%s%s; expected one of %s, several in turn like %r, a policy '
-                'object like slimguard.Skip(max_consecutive=10), a callable, or a list of these'
-                % (error.name, error.meant, ', '.join(map(repr, _BY_NAME)), _EXAMPLE)
-            ) from None
-        except ValueError as error:
-            raise ValueError('on_nan has %s' % error) from None
     if isinstance(on_nan, type) and issubclass(on_nan, Policy):
         raise TypeError('on_nan=%s is a class; pass %s()' % (on_nan.__name__, on_nan.__name__))
     if callable(on_nan):
@@ -54,28 +49,6 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
         'on_nan must be the name of a policy, a policy object, a callable or a list of these, '
         'not %r' % (on_nan,)
     )
-
-
-class UnknownPolicyError(ValueError):
-    """A text names no policy. The message mentions no Python, for the command line.
-
-    Attributes:
-      name: the unknown name, quoted, with the text around it if there is any.
-      meant: a remark that names the policy with nearly that name, or ''.
-    """
-
-    def __init__(self, name: str, text: str):
-        names = list(_BY_NAME)
-        expected = '%s or %s, or several in turn, such as %s' % (
-            ', '.join(names[:-1]),
-            names[-1],
-            _EXAMPLE,
-        )
-        near = difflib.get_close_matches(name.lower(), names, 1)
-        self.name = repr(name) if name == text.strip() else '%r in %r' % (name, text)
-        self.meant = ' (did you mean %r?)' % near[0] if near else ''
-        said = 'unknown policy %s%s; expected %s' % (self.name, self.meant, expected)
-        ValueError.__init__(self, said)
 
 
 def parse_chain(text: str) -> List[Policy]:
@@ -107,7 +80,18 @@ def _require_each_acts(fallbacks: Sequence[Any]) -> None:
 def _parse_fallback(text: str, whole: str) -> Policy:
     name, colon, number = (part.strip() for part in text.partition(':'))
     if name not in _BY_NAME:
-        raise UnknownPolicyError(name, whole)
+        *names, last = _BY_NAME
+        near = difflib.get_close_matches(name.lower(), _BY_NAME, 1)
+        raise ValueError(
+            'unknown policy %s%s; expected %s or %s, or several in turn, such as %s'
+            % (
+                repr(name) if name == whole.strip() else '%r in %r' % (name, whole),
+                ' (did you mean %r?)' % near[0] if near else '',
+                ', '.join(names),
+                last,
+                _EXAMPLE,
+            )
+        )
     kind = _BY_NAME[name]
     if not colon:
         return kind()

@@ -1,4 +1,4 @@
-"""The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, and read.
+"""The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, read, and shown.
 
 It has one JSON object a line: the attributes of an `Incident`, and the process that it happened in.
 A guarded training makes the file when it begins: an empty file means that there was no incident,
@@ -15,8 +15,9 @@ import json
 import os
 import re
 import socket
+import time
 import warnings
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
@@ -56,9 +57,18 @@ class IncidentFile:
         self._missing = 0
         self._trouble = ''
 
-    def make(self) -> None:
-        """Makes an empty file unless there is one: it shows that a guard watches for incidents."""
+    def make(self) -> int:
+        """Makes an empty file unless there is one: it shows that a guard watches for incidents.
+
+        Returns:
+          How many lines it has, of earlier trainings.
+        """
         self._write(b'')
+        try:
+            with files.open_to_read(self._path) as file:
+                return sum(1 for _ in file)
+        except files.errors(self._path):
+            return 0
 
     def append(self, incident: Incident) -> None:
         """Writes a line."""
@@ -232,3 +242,28 @@ def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[I
                 incident = dataclasses.replace(incident, bundle=None, advice=told)
         found.append(incident)
     return found[::-1]
+
+
+def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
+    """A header and a row for each incident: time, step, loss, action, and the cause and reason."""
+    rows: List[Tuple[str, ...]] = [('time', 'step', 'loss', 'action', 'reason')]
+    for incident in incidents:
+        what = [incident.cause] if incident.cause != incident.reason else []
+        rows.append(
+            (
+                when(incident.time),
+                '' if incident.step is None else str(incident.step),
+                '' if incident.loss is None else '%g' % incident.loss,
+                incident.action or '',
+                '; '.join([*what, incident.reason]),
+            )
+        )
+    return rows
+
+
+def when(seconds: Optional[float]) -> str:
+    """A time for people; '' for none."""
+    try:
+        return time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds)) if seconds else ''
+    except (OverflowError, OSError, ValueError):
+        return ''

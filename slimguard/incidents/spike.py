@@ -96,7 +96,10 @@ def as_spike(spike: Any, name: str = 'spike') -> Optional[Spike]:
     if spike is True:
         spike = Spike()
     if isinstance(spike, str):
-        spike = _parsed(spike, name)
+        try:
+            spike = _parsed(spike)
+        except ValueError as error:
+            raise ValueError('%s: %s' % (name, error) if name else str(error)) from None
     if not isinstance(spike, Spike):
         raise ValueError(
             '%s must be a slimguard.Spike, such as slimguard.Spike(loss=10, gradient_norm=100), '
@@ -105,7 +108,7 @@ def as_spike(spike: Any, name: str = 'spike') -> Optional[Spike]:
     return spike
 
 
-def _parsed(text: str, name: str) -> Spike:
+def _parsed(text: str) -> Spike:
     if text.strip() == 'default':
         return Spike()
     said = {}
@@ -114,28 +117,15 @@ def _parsed(text: str, name: str) -> Spike:
         key = key.replace('-', '_')
         if key not in _NAMES or not equals or key in said:
             raise ValueError(
-                '%sexpected something like loss=10,gradient_norm=100,window=100,warmup=20, '
-                'each at most once, or default, not %r' % (_said(name), text)
+                'expected something like loss=10,gradient_norm=100,window=100,warmup=20, '
+                'each at most once, or default, not %r' % text
             )
-        said[key] = _value(key, value, name)
-    try:
-        return Spike(**said)
-    except ValueError as error:
-        raise ValueError('%s%s' % (_said(name), error)) from None
-
-
-def _value(key: str, value: str, name: str) -> Any:
-    if value.lower() == 'none':
-        return None
-    try:
-        return int(value) if key in ('window', 'warmup') else float(value)
-    except ValueError:
-        raise ValueError('%s%s must be a number, not %r' % (_said(name), key, value)) from None
-
-
-def _said(name: str) -> str:
-    """The argument's name at the beginning of an error message; argparse adds it itself."""
-    return name + ': ' if name else ''
+        kind = int if key in ('window', 'warmup') else float
+        try:
+            said[key] = None if value.lower() == 'none' else kind(value)
+        except ValueError:
+            raise ValueError('%s must be a number, not %r' % (key, value)) from None
+    return Spike(**said)
 
 
 _NAMES = [field.name for field in dataclasses.fields(Spike)]

@@ -8,7 +8,7 @@ import shlex
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slimguard.diagnosis.diagnosis import GIVEN
-from slimguard.incidents import advice, record_table
+from slimguard.incidents import advice, record_file
 from slimguard.incidents.incident_groups import by_kind, not_examined
 from slimguard.report import last_steps, report_data, samples, words
 from slimguard.report.layer_ranges import Layer
@@ -273,7 +273,7 @@ def _facts(incident: IncidentView, bundle: Optional[BundleView]) -> List[Fact]:
         Fact('Loss', words=words.number(incident.loss)),
         Fact('Gradient norm', words=words.norm_of(incident)),
         Fact('Done', words='; '.join(filter(None, [incident.action, *incident.notes]))),
-        Fact('When', words=record_table.when(incident.time)),
+        Fact('When', words=record_file.when(incident.time)),
         Fact('Made with', words='' if bundle is None else bundle.versions),
     ]
     return [fact for fact in facts if fact.code or fact.words]

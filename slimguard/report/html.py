@@ -10,7 +10,7 @@ from typing import Any, Dict
 import jinja2
 import markupsafe
 
-from slimguard.incidents import record_table
+from slimguard.incidents import record_file
 from slimguard.report import cards, report_data, words
 from slimguard.report.report_data import ReportData
 from slimguard.system.texts import cut, visible
@@ -44,7 +44,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'links': links,
         'number': words.number,
         'norm_of': words.norm_of,
-        'when': record_table.when,
+        'when': record_file.when,
     }
 
 

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import offer_saver
-from slimguard.checkpoints.first_state import RankRestorer
-from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.rollback import RankRestorer, Restorer
 from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open

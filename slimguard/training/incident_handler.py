@@ -7,12 +7,12 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Seque
 import tensorflow as tf
 
 from slimguard import gate as gates
+from slimguard.checkpoints.snapshots import IS_RUINED, Losses
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.evidence import Evidence, Found
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
-from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
@@ -87,6 +87,7 @@ class IncidentHandler:
         self._journal = journal
         self._examiner = Examiner(evidence)
         self._recovery = recovery
+        self._losses = Losses() if recovery is None else recovery.losses
         self._replaced = replaced
         self._failed_at: Optional[OpenIncident] = None
 
@@ -107,7 +108,9 @@ class IncidentHandler:
     def step_was_good(self, session, loss: Any) -> None:
         """Notes that a step was no incident, and its loss; None where that is not known."""
         self._policies.step_was_good()
-        if self._recovery is not None:
+        if self._recovery is None:
+            self._losses.note(loss)
+        else:
             self._recovery.step_was_good(session, loss)
 
     def join_job(self, rollbacks: int) -> None:
@@ -204,7 +207,7 @@ class IncidentHandler:
             found = self._examiner.examine_ahead(session, reading, handled, asked, ruin)
             policy = self._now.policy = self._policies.decide(handled.incident, ruin, found.cause)
             handled.spent = self._policies.spent
-            ruin = _ruin_at_the_end(policy, self._recovery, reading)
+            ruin = _ruin_at_the_end(policy, self._recovery, self._losses)
             handled.again = self._journal.again(handled.rows)
             handled.note_reason(handled.again + self._policies.why_not + ruin)
         except Exception as error:
@@ -333,12 +336,11 @@ def _asks_for_advice(incident: Incident) -> bool:
     return gates.ABOVE_MAX_LOSS in incident.reason or IS_RUINED in incident.reason
 
 
-def _ruin_at_the_end(policy: Any, recovery: Optional[Recovery], reading: Reading) -> str:
+def _ruin_at_the_end(policy: Any, recovery: Optional[Recovery], losses: Losses) -> str:
     """Why what would be saved before 'raise' is of no use, where nobody keeps an earlier state."""
     keeps = recovery is not None and recovery.keeps_snapshots
-    if not isinstance(policy, Raise) or keeps or reading.history is None:
-        return ''
-    return reading.history.ruin()
+    ruin = '' if keeps or not isinstance(policy, Raise) else losses.ruin(is_last=True)
+    return ruin and '; ' + IS_RUINED + ruin
 
 
 def _end(run_context, incident: Incident, job: Optional[Job]) -> None:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from slimguard.checkpoints.checkpoint_files import reason_of, step_in_name
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
+from slimguard.checkpoints.snapshots import PROBATION, Losses, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
@@ -64,8 +64,13 @@ class Recovery:
         return self._snapshots.ruin()
 
     @property
+    def losses(self) -> Losses:
+        """The losses of the good steps."""
+        return self._snapshots.losses
+
+    @property
     def keeps_snapshots(self) -> bool:
-        """Whether states are kept in memory, with the losses that tell which is good."""
+        """Whether states are kept in memory."""
         return self._snapshots.is_wanted
 
     def leave_ruin(self, session, step: Optional[int]) -> None:

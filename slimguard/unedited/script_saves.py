@@ -13,8 +13,12 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import absolute_prefix
-from slimguard.checkpoints.first_state import FIRST, FirstStateRestorer
-from slimguard.checkpoints.rollback import Restorer, those_left_last
+from slimguard.checkpoints.rollback import (
+    FIRST,
+    FirstStateRestorer,
+    Restorer,
+    those_left_last,
+)
 
 # Beside the state files of the script, which go on naming what the script means by its newest.
 _STATE_FILE = 'checkpoint.slimguard-last'

@@ -108,7 +108,7 @@ class ScriptWatcher(GateWatcher):
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
         of_rate, are_several = self._files.folders.of_learning_rate, self._ranks.are_several
         smaller = back_off_in(graph, policies, lambda: of_rate(graph), False, self._ranks)
-        snapshots = Snapshots(graph, policies.snapshots, True, are_several)
+        snapshots = Snapshots(graph, policies.snapshots, is_shared=are_several)
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)
 

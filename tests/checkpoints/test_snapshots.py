@@ -1,19 +1,20 @@
 """States to go back to: when they are taken, how many are kept, and which of them is trusted."""
 
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.checkpoints.snapshots import PROBATION, KeptBySteps, Snapshots, steps_to_next
+from slimguard.checkpoints.snapshots import (
+    PROBATION,
+    Losses,
+    Snapshots,
+    one_too_many,
+    steps_to_next,
+)
 from slimguard.system import memory
 from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
-
-
-State = collections.namedtuple('State', 'taken_at')
 
 
 class Training:
@@ -62,18 +63,15 @@ def test_a_snapshot_is_a_copy(use_resource):
     assert training.now() == 4
 
 
-@pytest.mark.parametrize('wants_it', [False, True])
-def test_a_variable_that_no_collection_lists_is_in_it_where_that_is_wanted(wants_it):
+def test_a_variable_that_no_collection_lists_is_in_it():
     unlisted = tf1.get_variable('unlisted', initializer=[1.0, 2.0], collections=[])
     training = Training()
-    training.snapshots = Snapshots(tf1.get_default_graph(), 3, has_unlisted=wants_it)
     training.session.run(unlisted.initializer)
     training.session.graph.finalize()
     training.train(PROBATION + 1)
     unlisted.load([5.0, 6.0], training.session)
     assert training.go_back() == 1
-    expected = [1.0, 2.0] if wants_it else [5.0, 6.0]
-    assert training.session.run(unlisted).tolist() == expected
+    assert training.session.run(unlisted).tolist() == [1.0, 2.0]
 
 
 def steps_until(last, size=0):
@@ -103,11 +101,13 @@ class TestWhen:
 
     @pytest.mark.parametrize('most', [2, 3, 5])
     def test_those_that_are_kept_are_spread_over_the_steps_so_far(self, most):
-        kept = KeptBySteps(most)
+        kept, due = [], 0
         for good in range(1, 5000):
-            if kept.is_due(good):
-                kept.add(State(good))
-            ages = [good - each.taken_at for each in kept.states]
+            if good >= due:
+                kept, due = [good, *kept], good + steps_to_next(good, 0)
+            if len(kept) > most:
+                del kept[one_too_many(kept)]
+            ages = [good - each for each in kept]
             interval = max(10, min(good / 8, 200))
             assert ages[0] <= interval and ages == sorted(ages)
             if good > 50:
@@ -139,6 +139,9 @@ class TestTrust:
         assert training.go_back() == 31
         training.train(2 * PROBATION - 1)
         assert training.snapshots.trusted() is None  # there is none that is older
+        training.train(1)
+        assert not training.snapshots.is_soon
+        assert training.go_back() == 31
 
     def test_soon_after_a_return_to_a_checkpoint_none_is_taken(self):
         training = Training()
@@ -149,14 +152,6 @@ class TestTrust:
         assert training.snapshots.trusted() is None
         training.train(1)
         assert training.go_back() == 64 + 2 * PROBATION
-
-    def test_much_later_it_is_not(self):
-        training = Training()
-        training.train(64)
-        assert training.go_back() == 51
-        training.train(2 * PROBATION)
-        assert not training.snapshots.is_soon
-        assert training.go_back() == 51
 
     def test_a_state_whose_loss_is_ten_times_that_of_all_before_takes_nobodys_place(self):
         training = Training()
@@ -177,17 +172,6 @@ class TestTrust:
         training.train(600, loss=1.0)
         training.train(60, loss=20.0)
         assert training.go_back() > 620
-
-
-def test_where_there_is_no_global_step_it_is_named_for_the_good_steps():
-    w = tf1.get_variable('w', initializer=0.0)
-    with tf1.Session() as session:
-        session.run(w.initializer)
-        kept = Snapshots(tf1.get_default_graph(), 3)
-        for _ in range(22):
-            kept.step_was_good(session, 1.0)
-    names = [each.name for each in reversed(kept.kept)]
-    assert names[:2] == ['a snapshot after 1 good step', 'a snapshot after 11 good steps']
 
 
 class TestRuin:
@@ -235,18 +219,22 @@ class TestRuin:
         assert training.snapshots.ruin() == ''
         assert training.go_back() == 11
 
-    def test_is_not_what_rises_more_slowly(self):
-        training = Training()
-        for loss in [1.0, 8.0, 64.0, 512.0]:
-            training.train(40, loss=loss)
-            assert training.snapshots.ruin() == ''
-
     @pytest.mark.parametrize('most, losses', [(0, [1.0] * 20 + [1e9] * 20), (3, [None] * 40)])
     def test_is_not_known_without_a_rollback_or_without_losses(self, most, losses):
         training = Training(most=most)
         for loss in losses:
             training.train(1, loss=loss)
         assert training.snapshots.ruin() == ''
+
+
+def test_losses_that_rise_slowly_or_are_0_at_first_tell_of_no_ruin_and_a_leap_does():
+    losses = Losses()
+    for loss in [0.0] * 40 + [1.0] * 40 + [8.0] * 40 + [64.0] * 40 + [512.0] * 40 + [None]:
+        losses.note(loss)
+        assert losses.ruin(is_last=True) == ''
+    losses.note(6e4)
+    assert losses.ruin() == ''
+    assert losses.ruin(is_last=True).endswith('of the last good step, and was 512 at most')
 
 
 def test_what_is_shared_at_the_start_is_restored_apart():
@@ -264,39 +252,15 @@ def test_what_is_shared_at_the_start_is_restored_apart():
         np.testing.assert_array_equal(session.run([first, second]), [[2.0, 3.0], [6.0, 7.0]])
 
 
-def test_a_variable_that_a_hook_adds_when_it_begins_is_kept():
-    snapshots = Snapshots(tf1.get_default_graph(), 2)
-    late = tf1.get_variable('late', initializer=1.0)
-    with tf1.Session() as session:
-        session.run(late.initializer)
-        snapshots.step_was_good(session, None)
-    assert list(snapshots.kept[0].values) == ['late']
-
-
-def test_where_a_variable_could_not_be_restored_none_are_taken_and_a_line_says_so():
-    grows = tf1.Variable([1.0], validate_shape=False, use_resource=False, name='grows')
-    grow = tf1.assign(grows, [1.0, 2.0], validate_shape=False)
-    snapshots = Snapshots(tf1.get_default_graph(), 3)
-    with tf1.Session() as session, LogLines() as lines:
-        session.run(grows.initializer)
-        session.run(grow)
-        snapshots.step_was_good(session, None)
-    assert snapshots.most == 0 and snapshots.trusted() is None
-    (line,) = [line for line in lines if 'no snapshots are kept' in line]
-    assert "variable 'grows'" in line
-
-
 def test_a_variable_that_is_not_initialized_is_left_out():
-    training = Training()
-    with tf.Graph().as_default() as graph:
-        there = tf1.get_variable('there', initializer=1.0)
-        tf1.get_variable('missing', initializer=1.0)
-        snapshots = Snapshots(graph, 2)
-        with tf1.Session() as session:
-            session.run(there.initializer)
-            snapshots.step_was_good(session, None)
-            assert list(snapshots.kept[0].values) == ['there']
-    assert training.now() == 0
+    snapshots = Snapshots(tf1.get_default_graph(), 2)
+    there = tf1.get_variable('there', initializer=1.0)  # as a hook makes one when it begins
+    tf1.get_variable('missing', initializer=1.0)
+    with tf1.Session() as session:
+        session.run(there.initializer)
+        snapshots.step_was_good(session, None)
+    assert list(snapshots.kept[0].values) == ['there']
+    assert snapshots.kept[0].name == 'a snapshot after 1 good step'
 
 
 class TestRoom:

@@ -58,19 +58,6 @@ def test_a_damaged_one_is_put_aside_where_there_is_nothing_to_resume_from(tmp_pa
     assert (tmp_path / 'checkpoint.bad').exists()
 
 
-def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
-    read, times = state_file.read, []
-    monkeypatch.setattr(state_file, 'read', lambda *args: times.append(1) or read(*args))
-    os.rename(str(logdir / 'model.ckpt-3.index'), str(logdir / 'aside'))
-    assert repair(logdir).resumes_from == str(logdir / 'model.ckpt-2')
-    assert len(times) == 1
-
-
-def test_its_error_is_an_os_error_that_says_what_is_wrong():
-    error = state_file.DamagedStateError('it is damaged', 'begins anew')
-    assert isinstance(error, OSError) and str(error) == 'it is damaged' and error.errno is None
-
-
 def mutate(content, choose):
     """`content` with a few bytes changed, cut out, doubled, or replaced by what means something."""
     content = bytearray(content)

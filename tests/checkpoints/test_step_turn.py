@@ -69,7 +69,7 @@ def test_who_waits_for_the_end_of_a_step_is_told_of_it(monkeypatch):
 
     def step():
         saver.start()
-        while not turn._savers:
+        while not turn._saver:
             time.sleep(0.002)
         assert not saver.has_begun.is_set()
 

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from tests.cluster.test_cluster import Ends
 from tests.helpers.gate_models import Damage
 from tests.helpers.jobs import Job
 from tests.helpers.models import non_finite, records_in
 
 tf1 = tf.compat.v1
 
-STEPS = 30
 BAD = 5  # the draws in which the gradient of a synchronous worker explodes
 AFTER = 12
 
@@ -50,27 +50,18 @@ class Model:
         return np.float32(gradient), np.float32(np.nan if self.drawn in self.nan_draws else 0)
 
 
-class Ends(tf1.train.SessionRunHook):
-    """Ends the chief's training when all workers have met what is bad."""
+class EndsOnceMet(Ends):
+    """Also says when this worker has met what is bad, and at the end what is not finite."""
 
     def __init__(self, role, model):
-        self._role, self._model = role, model
-        self.not_finite = None
-
-    def after_create_session(self, session, coord):
-        if self._role.is_chief:
-            self._role.post('state')
-
-    def before_run(self, run_context):
-        return tf1.train.SessionRunArgs(self._model.step)
+        Ends.__init__(self, role, model.step)
+        self._model, self.not_finite = model, None
 
     def after_run(self, run_context, run_values):
         # Not at that draw alone: a hook before this one may raise in its step.
         if self._model.drawn >= AFTER:
             self._role.post('all bad %d' % self._role.task)
-        if self._role.is_chief and self._role.all_have_posted('all bad'):
-            if run_values.results >= STEPS:
-                run_context.request_stop()
+        Ends.after_run(self, run_context, run_values)
 
     def end(self, session):
         self.not_finite = non_finite(session)
@@ -78,7 +69,7 @@ class Ends(tf1.train.SessionRunHook):
 
 def train_model(model, role, logdir, on_nan, *hooks):
     """Trains; returns what the process was told of, and the names of what is not finite."""
-    ends = Ends(role, model)
+    ends = EndsOnceMet(role, model)
     hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
     if not role.is_chief:
         role.wait_for('state')

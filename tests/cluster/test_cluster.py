@@ -188,41 +188,6 @@ def test_workers_skip_alone_however_the_job_is_built(
     assert len(records_in(str(tmp_path))) == sum(map(len, bad.values()))
 
 
-def wait_for_steps(role, logdir):
-    """Worker 1 waits for three steps before its first batch, which is bad."""
-
-    def on_draw(draw):
-        if not role.is_chief:
-            role.post('late batch')
-        elif draw == 6:
-            role.wait_for('late batch')
-
-    model = Model(role, () if role.is_chief else [0], on_draw)
-    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
-    ends = Ends(role, model.step)
-    slimguard.train(
-        model.train_op,
-        logdir,
-        master=start(role),
-        is_chief=role.is_chief,
-        number_of_steps=STEPS,
-        log_every_n_steps=0,
-        startup_delay_steps=0 if role.is_chief else 3,
-        session_config=role.config(),
-        hooks=[hook, ends],
-    )
-    return told(hook, ends, model)
-
-
-@pytest.mark.full
-def test_a_worker_that_starts_late_skips_its_first_batch(tmp_path):
-    with Job(wait_for_steps, str(tmp_path)) as job:
-        chief, late = job.wait_for_workers()
-    assert (chief.error, late.error) == (None, None)
-    assert chief.value['incidents'] == []
-    assert [incident['step'] >= 3 for incident in late.value['incidents']] == [True]
-
-
 def state_at_each_draw(role, bad, sync, resource):
     """Reads the servers' state before each batch, through another session, when nothing moves."""
     states = []

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import journal, record_file, record_table
+from slimguard.incidents import journal, record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Linear, LogLines, records_in, train_quietly
 
@@ -70,14 +70,6 @@ class TestFile:
         assert 'incidents.jsonl cannot be written' in lines[0]
         assert lines[1].startswith('3 incidents are missing in ')
         assert len(lines) == 2
-
-    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
-    def test_what_is_no_regular_file_is_not_written_to(self, tmp_path, make):
-        (tmp_path / 'slimguard').mkdir()
-        make(record_file.path_in(str(tmp_path)))
-        with LogLines() as lines:
-            record_file.IncidentFile(str(tmp_path)).append(incident())
-        assert 'incidents.jsonl cannot be written' in lines[0]
 
     def test_the_logdir_is_read_once(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -159,16 +151,6 @@ class TestCutShort:
         assert 'incidents.jsonl cannot be written: ' in lines[0]
         assert lines[1].startswith('3 incidents are missing in ') and len(lines) == 2
 
-    def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
-        file = record_file.IncidentFile(str(tmp_path))
-        file.append(incident(1))
-        with open(record_file.path_in(str(tmp_path)), 'ab') as other:
-            other.write(b'{"step": 9, "los')
-        file.append(incident(2))
-        assert steps(str(tmp_path)) == [1, 2]
-        with open(record_file.path_in(str(tmp_path)), 'rb') as record:
-            assert record.read().split(b'\n')[1] == b'{"step": 9, "los'  # and nothing glued to it
-
     def test_workers_share_it(self, tmp_path):
         # Threads, each with a file of its own: the operating system sees no difference.
         workers = [
@@ -190,13 +172,6 @@ class TestGone:
         for step in (2, 3):
             file.append(incident(step))
         assert steps(str(logdir)) == [2, 3]
-
-    def test_a_record_that_is_emptied_is_begun_anew(self, tmp_path):
-        file = record_file.IncidentFile(str(tmp_path))
-        file.append(incident(1))
-        open(record_file.path_in(str(tmp_path)), 'w').close()
-        file.append(incident(2))
-        assert steps(str(tmp_path)) == [2]
 
 
 GOOD = {'step': 1, 'reason': 'x', 'loss': 'nan', 'tensors': ['loss'], 'time': 1.0}
@@ -248,29 +223,14 @@ class TestReading:
         assert found == (written, 0)
         assert not found.is_foreign and not found.notes
 
-    def test_what_a_newer_version_adds_is_left_out(self, tmp_path):
-        found = record_file.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
-        assert found.incidents[0].to_dict() == Incident.from_dict(GOOD).to_dict()
-
     def test_a_file_of_something_else_is_foreign(self, tmp_path):
         for n, lines in enumerate(([[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']])):
             (tmp_path / str(n)).mkdir()
             assert record_file.read_record(record_of(tmp_path / str(n), *lines)).is_foreign
 
-    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
-    def test_what_is_no_regular_file_is_an_error_at_once(self, tmp_path, make):
-        (tmp_path / 'slimguard').mkdir()
-        make(record_file.path_in(str(tmp_path)))
-        with pytest.raises(OSError, match='is no regular file'):
-            record_file.read_record(tmp_path)
-
-    def test_there_may_be_none(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match='no record of incidents'):
-            record_file.read_record(tmp_path)
-
     def test_a_time_that_is_none_does_not_end_the_table(self):
         for time in (1e18, -1e18, 0.0):
-            assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
+            assert record_file.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
 
 
 @pytest.mark.full
@@ -285,6 +245,18 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
 
 
 class TestLog:
+    def test_a_restart_goes_on_with_the_numbers_of_the_record(self, tmp_path):
+        write(tmp_path, [1, 2])
+        record = journal.Journal(str(tmp_path))
+        with LogLines() as lines:
+            for _ in range(3):
+                record.record(incident())
+            record.close()
+        assert [line.partition(' at ')[0] for line in lines] == [
+            'incident %d' % n for n in (3, 4, 5)
+        ]
+        assert 'same symptom as incident 3;' in lines[2]
+
     def test_many_lines_are_held_back_and_counted(self):
         now = [0.0]
         record = journal.Journal(clock=lambda: now[0])

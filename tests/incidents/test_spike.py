@@ -18,22 +18,17 @@ def level_of(values, window=100, warmup=20):
 
 
 class TestLevel:
+    def test_there_is_no_limit_before_the_first_step_for_what_is_not_looked_at_or_is_zero(self):
+        assert level_of([]).limit(10) == math.inf
+        assert level_of([1.0] * 50).limit(None) == math.inf
+        assert level_of([0.0] * 100).limit(10) == math.inf
+
     def test_the_median_is_that_of_the_last_steps(self):
-        values = np.random.RandomState(0).lognormal(sigma=3, size=300)
+        values = np.random.RandomState(0).lognormal(sigma=3, size=300).round()  # some are equal
         level = Level(window=7, warmup=1)
         for count, value in enumerate(values, start=1):
             level.note(value)
             assert level.median == statistics.median(values[max(0, count - 7) : count])
-
-    def test_equal_values_leave_the_window_one_by_one(self):
-        level = level_of([5, 5, 5, 1, 1], window=3, warmup=1)
-        assert level.median == 1
-
-    def test_before_the_first_step_there_is_no_limit(self):
-        assert Level(100, 20).limit(10) == math.inf
-
-    def test_what_is_not_looked_at_has_no_limit(self):
-        assert level_of([1.0] * 50).limit(None) == math.inf
 
     def test_with_few_steps_the_multiple_is_larger(self):
         assert level_of([3.0]).limit(10) == 20 * 10 * 3
@@ -71,9 +66,6 @@ class TestLevel:
         assert narrow.limit(10) == 1  # that median
         little = level_of(random.lognormal(0, 0.5, size=300))
         assert 10 * little.median < little.limit(10) < 13
-
-    def test_where_all_are_zero_nothing_is_a_spike(self):
-        assert level_of([0.0] * 100).limit(10) == math.inf
 
     def test_what_is_not_finite_tells_nothing(self):
         assert level_of([math.nan, math.inf, 2.0]).median == 2.0
@@ -121,7 +113,6 @@ class TestWhatUsersSay:
         'arguments, said',
         [
             (dict(loss=1), 'loss of a Spike .* not 1'),
-            (dict(loss='3'), "loss of a Spike .* not '3'"),
             (dict(gradient_norm=math.inf), 'gradient_norm of a Spike .* not inf'),
             (dict(gradient_norm=True), 'gradient_norm of a Spike .* not True'),
             (dict(loss=None, gradient_norm=None), 'looks at something'),
@@ -138,11 +129,8 @@ class TestWhatUsersSay:
         'text, said',
         [
             ('', 'expected something like'),
-            ('10', 'expected something like'),
-            ('los=10', 'expected something like'),
             ('loss=10,loss=10', 'at most once'),
             ('loss=ten', "loss must be a number, not 'ten'"),
-            ('loss=-1x', "loss must be a number, not '-1x'"),
             ('window=1.5', "window must be a number, not '1.5'"),
             ('loss=0.5', 'loss of a Spike.*finite number above 1.*not 0.5'),
         ],

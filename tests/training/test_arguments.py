@@ -89,8 +89,8 @@ def test_by_train(calls):
             TypeError,
             r'hooks has the class NanLossHook; make a hook of it: NanLossHook\(...\)',
         ),
-        ({'on_nan': 'retry'}, ValueError, "unknown policy on_nan='retry'"),
-        ({'on_nan': 'skip,,raise'}, ValueError, "unknown policy on_nan='' in 'skip,,raise'"),
+        ({'on_nan': 'retry'}, ValueError, "on_nan: unknown policy 'retry'"),
+        ({'on_nan': 'skip,,raise'}, ValueError, "on_nan: unknown policy '' in 'skip,,raise'"),
     ]:
         assert_refused([calls.train], arguments, error, said)
 

@@ -54,7 +54,7 @@ CASES = {
         lambda incident: 'skp',
         slimguard.NanLossHook,
         ValueError,
-        "returned 'skp': unknown policy on_nan='skp' (did you mean 'skip'?); expected one of",
+        "returned 'skp': on_nan: unknown policy 'skp' (did you mean 'skip'?); expected raise",
     ),
 }
 

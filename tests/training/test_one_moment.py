@@ -19,7 +19,7 @@ MOMENT = 0.5
 
 def give_a_moment(thread, session):
     """Waits until a thread is about to save, and then for what it does."""
-    while not step_turn.turn_of(session.graph)._savers:
+    while not step_turn.turn_of(session.graph)._saver:
         time.sleep(0.002)
     thread.join(MOMENT)
 

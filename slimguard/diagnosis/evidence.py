@@ -23,7 +23,7 @@ from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
-from slimguard.incidents.history import History
+from slimguard.incidents.history import History, explosion_in
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
@@ -159,6 +159,7 @@ class Evidence:
         labels: Sequence[Label],
         decides: bool = False,
         is_last: bool = False,
+        history: Optional[History] = None,
     ) -> Found:
         """Diagnoses the bad step that just ran.
 
@@ -177,6 +178,7 @@ class Evidence:
             first incident of each kind, for at most `max_bundles` kinds. In any other only what the
             step drew is looked at.
           is_last: whether the training ends with this incident; the search may then take its time.
+          history: the last steps; None if they are not known.
         """
         with OWN_WORK:
             try:
@@ -204,7 +206,8 @@ class Evidence:
             if not (is_searched or bad):
                 return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = budget.SECONDS if is_searched else 0.0
-            return self._diagnose(session, found, labels, math.inf if is_last else seconds)
+            seconds = math.inf if is_last else seconds
+            return self._diagnose(session, found, labels, seconds, history)
 
     def keep(
         self,
@@ -224,14 +227,14 @@ class Evidence:
           found: what `examine` returned.
           is_last: whether the training ends with this incident. Then the step is searched, however
             long that takes, and its bundle is written in any case.
-          history: the last steps, for the bundle; None if they are not known.
+          history: as for `examine`; the bundle has it.
         """
         values = found.values
         if values is None:
             return found
         with OWN_WORK:
             if is_last and not found.is_searched:
-                found = self._diagnose(session, found, labels, math.inf)
+                found = self._diagnose(session, found, labels, math.inf, history)
             if self._logdir is None or not (is_last or found.is_wanted):
                 return found
             try:
@@ -251,16 +254,25 @@ class Evidence:
                 return found
             return found._replace(bundle=written)
 
-    def _diagnose(self, session, found: Found, labels: Sequence[Label], seconds: float) -> Found:
+    def _diagnose(
+        self,
+        session,
+        found: Found,
+        labels: Sequence[Label],
+        seconds: float,
+        history: Optional[History],
+    ) -> Found:
         """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
         values = found.values or {}
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
         try:
+            explosion = '' if history is None else explosion_in(history.to_dict())
             is_searched = budget.is_within(seconds, self.capture, rows)
             if is_searched:
-                said = diagnose(session, self.capture, values, labels, self._export)
+                said = diagnose(session, self.capture, values, labels, self._export, explosion)
             else:
-                said = glance(self.capture, values, self._why_no_search(seconds, found.is_wanted))
+                why = self._why_no_search(seconds, found.is_wanted)
+                said = glance(self.capture, values, why, explosion)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
             return found._replace(is_searched=True)  # it would fail again

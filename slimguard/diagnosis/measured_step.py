@@ -30,7 +30,6 @@ _FLOWS = {
     'TensorArrayScatterV3': 0,
     'TensorArraySplitV3': 0,
 }
-_LARGE = 100.0  # less than that overflows in no dtype by itself
 # Stateful ops that draw nothing.
 _NO_DRAWS = graphs.VARIABLES | graphs.READS | frozenset('CheckNumerics CheckNumericsV2'.split())
 _ASSIGNS = frozenset('Assign AssignVariableOp'.split())
@@ -70,15 +69,17 @@ class MeasuredStep:
 
     Args:
       step: the `Step` to run.
+      explosion: what the steps before show of an explosion; '' if nothing.
 
     Attributes:
-      step: the same.
+      step, explosion: the same.
       phases: for each op 'forward', 'backward' or 'update'.
       fixed: the ops that are the same in every step.
     """
 
-    def __init__(self, step: Step):
+    def __init__(self, step: Step, explosion: str = ''):
         self.step = step
+        self.explosion = explosion
         self.phases = _phases_of(step)
         self.fixed = _fixed_ops(step)
         self._order = {op: number for number, op in enumerate(step.ops)}
@@ -130,16 +131,20 @@ class MeasuredStep:
         return collections.Counter(sizes).most_common(1)[0][0] if sizes else None
 
     def data(self) -> Iterator[tf.Tensor]:
-        """Yields tensors of the batch that depend on no weight and hold large numbers."""
+        """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
+        weighted: Set[tf.Operation] = set()
+        for op in self.step.ops:
+            needed = (t.op for t in op.inputs if not self.step.is_fed(t))
+            is_weight = op.type in graphs.VARIABLES and graphs.dtype_of(op).is_floating
+            if is_weight or any(each in weighted for each in needed):
+                weighted.add(op)
         tensors = [t for t, _ in self._drawn()]
-        tensors += [t for op in self.step.ops for t in op.outputs]
+        tensors += [t for op in self.step.ops if op not in weighted for t in op.outputs]
         for tensor in tensors:
-            if self.step.givens_of(tensor):
-                continue
             found = self.range_of(tensor)
-            if found is None or len(found.shape) < 1 or found.shape[0] != self.batch_size:
+            if self.step.givens_of(tensor) or tensor.op in self.fixed or found is None:
                 continue
-            if found.is_finite and found.largest > _LARGE and self._is_data(tensor):
+            if found.is_finite and found.shape[:1] == (self.batch_size,):
                 yield tensor
 
     def _drawn(self) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
@@ -148,9 +153,6 @@ class MeasuredStep:
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
             if not is_ours and is_from_outside(self.step.type_of(tensor.op)):
                 yield tensor, value
-
-    def _is_data(self, tensor: tf.Tensor) -> bool:
-        return tensor.op not in self.fixed and not self.made_of(tensor).floats
 
     def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The bad float tensors from which non-float inputs, such as a condition, were computed."""

@@ -16,6 +16,7 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import find_non_finite, numbers
 from slimguard.diagnosis.rerun import ReplayError, StepCopy, with_rows_replaced
 from slimguard.gate import Label
+from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts
 
 _MOST_SHOWN = 4000  # characters of an error message
@@ -114,25 +115,28 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     fewer = None if without is None else leave_out(bundle, without)
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
-        found = replay(copy, bundle.values)
+        explosion = explosion_in(bundle.history)
+        found = replay(copy, bundle.values, explosion)
         if fewer is None:
             _say(describe(found, bundle.incident))
         else:
-            _say(_describe_fewer(bundle, fewer, replay(copy, fewer.values), found))
+            without_it = replay(copy, fewer.values, explosion)
+            _say(_describe_fewer(bundle, fewer, without_it, found))
         if shell:
             _open_shell(copy, bundle, found.diagnosis)
     return 0 if found.came_back else 1
 
 
-def replay(copy: StepCopy, values: Dict[str, np.ndarray]) -> Replay:
+def replay(copy: StepCopy, values: Dict[str, np.ndarray], explosion: str = '') -> Replay:
     """Runs the step again, gate and all, and searches for what makes it bad.
 
     Args:
       copy: the step.
       values: what it drew.
+      explosion: what the steps before show of an explosion.
     """
     labels = copy.decide(values)
-    return Replay(labels, diagnose_step(copy.step(values), labels))
+    return Replay(labels, diagnose_step(copy.step(values), labels, explosion))
 
 
 def describe(found: Replay, incident: Dict[str, Any]) -> str:

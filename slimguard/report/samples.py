@@ -198,8 +198,8 @@ def in_numbers(
 ) -> List[Tuple[str, str]]:
     """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
 
-    Those that are not finite come first. A line has the first numbers of a row: bad rows, beside a
-    good one; without bad rows, two rows.
+    Those that are not finite come first, then those of the most numbers. A line has the first
+    numbers of a row: bad rows, beside a good one; without bad rows, two rows.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
@@ -214,7 +214,7 @@ def in_numbers(
         if as_images(value) is None:
             is_finite = value.dtype.kind in 'iub' or bool(np.isfinite(numbers(value)).all())
             told.append((is_finite, name, value))
-    told.sort(key=lambda each: each[0])
+    told.sort(key=lambda each: (each[0], -each[2].size))
     return [
         (
             '%s, %s%s' % (name, value.dtype, list(value.shape)),

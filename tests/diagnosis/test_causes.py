@@ -216,6 +216,40 @@ def an_overflow_in_clip_by_global_norm():
     return clipped(placeholder('x'), with_(1.5e15, 2, 1))
 
 
+def an_exponential(scale):
+    """Of a batch with a row of 400 among rows of 1, each as many times as large as `scale`."""
+    x, scales = placeholder('x'), placeholder('scales', [])
+    loss = tf.reduce_mean(tf.exp(x * scales * weights([4])))
+    return fails(loss, {x: ONES, scales: 0.0}, {x: with_(400, 2, 1), scales: scale})
+
+
+def a_row_four_hundred_times_as_large():
+    return an_exponential(1.0)
+
+
+def a_row_four_hundred_times_as_large_that_is_not_at_fault():
+    return an_exponential(1e4)
+
+
+def a_logarithm(of):
+    x = placeholder('x')
+    logits = tf.matmul(x, weights([4, 4])) * [0.0, 1.0, 2.0, 3.0]
+    loss = tf.reduce_mean(tf.math.log(of(logits)))
+    return fails(loss, {x: ONES}, {x: with_(1e5, 2)})
+
+
+def a_logarithm_of_a_softmax():
+    return a_logarithm(tf.nn.softmax)
+
+
+def a_logarithm_of_1_less_a_sigmoid():
+    return a_logarithm(lambda logits: 1 - tf.nn.sigmoid(tf.abs(logits)))
+
+
+def a_logarithm_of_a_relu():
+    return a_logarithm(lambda logits: tf.nn.relu(-tf.abs(logits * 1e-3) + 1))
+
+
 def a_whole_batch_that_overflows():
     return clipped(placeholder('x'), ONES * 1.5e15)
 
@@ -414,6 +448,21 @@ STEPS = [
         'x:0 is as large as 1.5e+15, in row 2, and 1 at most in the other rows',
         'batch',
     ),
+    (
+        a_row_four_hundred_times_as_large,
+        'overflow of exp',
+        'x:0 is as large as 400, in row 2, and 1 at most in the other rows',
+        'batch',
+    ),
+    (
+        a_row_four_hundred_times_as_large_that_is_not_at_fault,
+        'overflow of exp',
+        '!in row',
+        'explosion',
+    ),
+    (a_logarithm_of_a_softmax, 'log of 0', '; its input comes from a Softmax', 'batch'),
+    (a_logarithm_of_1_less_a_sigmoid, 'log of 0', '; its input comes from a Sigmoid', 'batch'),
+    (a_logarithm_of_a_relu, 'log of 0', '!comes from', 'batch'),
     (a_whole_batch_that_overflows, 'overflow of float32', '!in row', 'explosion'),
     (a_row_all_hidden_by_a_constant, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
     (a_row_all_hidden_by_a_logarithm, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
@@ -510,3 +559,21 @@ def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_fl
         assert again.in_short == found.in_short
         seen = glance(failed.capture, failed.values, 'no time')
         assert 'what it was given was not looked at' in seen.trouble and seen.kind == ''
+
+
+GREW = 'the loss went from 1 at step 40 to 1e+17 at step 61'
+
+
+def test_after_an_explosion_neither_the_op_nor_a_row_is_at_fault():
+    failed = an_overflow_in_clip_by_global_norm()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels, explosion=GREW)
+    assert found.in_short.startswith(GREW + '; then L2Loss overflowed; ')
+    assert str(found).startswith(GREW + '; then L2Loss overflowed\nin the ')
+    assert found.kind == 'explosion' and 'in row' not in str(found)
+    assert not found.non_finite.rows
+
+
+def test_what_the_batch_alone_made_bad_is_no_explosion():
+    failed = two_inputs_of_which_a_script_computed_one()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels, explosion=GREW)
+    assert not found.explosion and found.bad_rows == [2] and found.kind == 'batch'

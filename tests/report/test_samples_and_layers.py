@@ -50,8 +50,13 @@ def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one
     value = np.tile(np.arange(20, dtype=np.float32), [8, 1])
     labels = np.arange(8, dtype=np.int64)
     drawn = {'x:0': value, 'y:0': labels, 'name:0': np.array(['a'] * 8), 'image:0': batch(rows=8)}
+    # The first is open on the page: not the labels, unless they are what is not finite.
+    names = [name for name, _ in samples.in_numbers(dict(reversed(list(drawn.items()))))]
+    assert names == ['x:0, float32[8, 20]', 'y:0, int64[8]']
+    bad = {'x:0': value, 'z:0': np.full([8], np.nan)}
+    assert [name[:3] for name, _ in samples.in_numbers(bad)] == ['z:0', 'x:0']
     numbers = dict(samples.in_numbers(drawn))
-    assert numbers['y:0, int64[8]'] == 'row 0: 0\nrow 1: 1' and len(numbers) == 2
+    assert numbers['y:0, int64[8]'] == 'row 0: 0\nrow 1: 1'
     value[5, 3], value[5, 19] = np.nan, np.inf
     numbers = dict(samples.in_numbers(drawn, [0], 8))
     bad = 'row 5, bad: 0 1 2 nan 4 5 6 7 8 9 10 11 12 13 14 15 \N{HORIZONTAL ELLIPSIS}'

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes, preconditions
+from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.large_numbers import (
@@ -63,7 +63,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
     forward = _op_named(step, told.forward_op)
     cause = causes.explain(
-        preconditions.Culprit(
+        causes.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else step.type_of(forward),
             inputs=[values.get(key(t)) for t in inputs],

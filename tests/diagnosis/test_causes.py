@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.diagnosis import causes, preconditions
+from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnose import diagnose, diagnose_step, glance
 from slimguard.diagnosis.rerun import ExportOnce, StepCopy, variables_in_chunks
 from tests.helpers.zoo import Failed, regression, weights
@@ -133,7 +133,7 @@ TABLE = [
 
 
 def culprit_of(op, values, forward):
-    return preconditions.Culprit(
+    return causes.Culprit(
         op.type,
         forward,
         [values[t.name] for t in op.inputs],
@@ -171,9 +171,7 @@ def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
     logits, nan = np.zeros([2, 3], np.float32), np.array([0, np.nan], np.float32)
     kind = 'SparseSoftmaxCrossEntropyWithLogits'
     bad, good = [
-        causes.explain(
-            preconditions.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32')
-        )
+        causes.explain(causes.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32'))
         for label in (3, 2)
     ]
     assert bad.sentence == (

@@ -109,7 +109,7 @@ class Diagnosis(NamedTuple):
         return in_one_line('; '.join(part for part in told if part))
 
     def _trouble(self) -> str:
-        return '%s: %s' % (_PHASES[self.phase], self.trouble)
+        return '%s: %s' % (PHASES[self.phase], self.trouble)
 
     def _op(self) -> Optional[str]:
         if self.op is None:
@@ -137,7 +137,8 @@ class Diagnosis(NamedTuple):
         return '\n'.join(lines)
 
 
-_PHASES = {
+# By phase, where it began.
+PHASES = {
     'input': 'in the input',
     'forward': 'in the forward pass',
     'backward': 'in the backward pass',

@@ -87,7 +87,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
-        more += '; it depends on the weights alone, and not on the batch'
+        more += '; it depends on variables alone, and not on the batch'
     return told._replace(trouble=cause.sentence + more, kind=kind)
 
 

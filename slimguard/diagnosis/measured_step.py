@@ -1,6 +1,5 @@
 """Measures a step: the range of each of its float tensors, and the pass that each op belongs to."""
 
-import collections
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Row
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.ranges import Range, bad_shares, measure
-from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.rerun import Step, batch_size
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import key
 
@@ -43,7 +42,7 @@ class MadeOf(NamedTuple):
 
     Attributes:
       draws: whether from anything that the step drew.
-      floats: whether from a float variable: a weight, a moving average, a slot, but no counter.
+      floats: whether from a float variable: a weight, a moving average, a slot.
       slots: whether from a float variable that the loss does not need, or from a value that the
         step wrote to a variable.
       is_own: whether from nothing but float variables that the step writes.
@@ -75,6 +74,7 @@ class MeasuredStep:
       step, explosion: the same.
       phases: for each op 'forward', 'backward' or 'update'.
       fixed: the ops that are the same in every step.
+      batch_size: the first dimension of what was drawn; None if all are scalars.
     """
 
     def __init__(self, step: Step, explosion: str = ''):
@@ -82,6 +82,7 @@ class MeasuredStep:
         self.explosion = explosion
         self.phases = _phases_of(step)
         self.fixed = _fixed_ops(step)
+        self.batch_size = batch_size((step.type_of(t.op), value) for t, value in self._drawn())
         self._order = {op: number for number, op in enumerate(step.ops)}
         self._ranges: Dict[Tuple[tf.Operation, int], Range] = {}
         self._measure_feed()
@@ -89,7 +90,6 @@ class MeasuredStep:
             self._measure(chunk)
         self._hand_on()
         self._written = self._find_written()
-        self._counters = self._find_counters()
 
     def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
         """The range of a tensor; None if it is no float tensor, or could not be measured."""
@@ -123,12 +123,6 @@ class MeasuredStep:
             elif given.op.type not in graphs.VARIABLES:
                 waiting.extend(_taken_by(given.op))
         return found
-
-    @property
-    def batch_size(self) -> Optional[int]:
-        """The most frequent first dimension of the drawn values; None if all are scalars."""
-        sizes = [np.shape(v)[0] for t, v in self._drawn() if np.ndim(v)]
-        return collections.Counter(sizes).most_common(1)[0][0] if sizes else None
 
     def data(self) -> Iterator[tf.Tensor]:
         """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
@@ -178,10 +172,9 @@ class MeasuredStep:
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
         behind = self._behind(tensor)
-        floats = behind.variables - self._counters
-        is_own = behind.all_variables <= self._written.keys() and not behind.draws
-        slots = any(self.phases.get(each) == 'update' for each in floats)
-        return MadeOf(behind.draws, bool(floats), slots or behind.is_written, is_own)
+        is_own = behind.all_variables <= self._written and not behind.draws
+        slots = any(self.phases.get(each) == 'update' for each in behind.variables)
+        return MadeOf(behind.draws, bool(behind.variables), slots or behind.is_written, is_own)
 
     def _behind(self, tensor: tf.Tensor) -> _Behind:
         step = self.step
@@ -198,34 +191,14 @@ class MeasuredStep:
             any(is_written_value(step.type_of(t.op)) for t in fed),
         )
 
-    def _find_written(self) -> Dict[tf.Operation, List[_Behind]]:
-        """By variable that a step writes, what is behind each value that it writes."""
-        writes = graphs.Writes(self.step.graph)
-        written: Dict[tf.Operation, List[_Behind]] = {}
+    def _find_written(self) -> Set[tf.Operation]:
+        """The variables that the step writes, but for those that it restores or copies."""
+        writes, written = graphs.Writes(self.step.graph), set()
         for op in graphs.ancestors(gate_roots(self.step.gate)):
             values = [value.tensor for value in graphs.values_of(op)]
-            if op.type in _ASSIGNS and all(map(_is_copy, values)):
-                continue  # the variable is restored, or copied from another
-            for variable in writes.variables(op):
-                written.setdefault(variable, []).extend(map(self._behind, values))
+            if not (op.type in _ASSIGNS and all(map(_is_copy, values))):
+                written.update(writes.variables(op))
         return written
-
-    def _find_counters(self) -> Set[tf.Operation]:
-        """The float variables whose new values depend only on such variables, as a counter's do.
-
-        None that an optimizer trains is among them. Empty if the step writes no other variables:
-        then these are what it trains.
-        """
-        written, writes = self._written, graphs.Writes(self.step.graph)
-        applies = filter(graphs.is_apply, self.step.ours)
-        trained = {variable for op in applies for variable in writes.variables(op)}
-        counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
-        counters -= trained
-        while True:
-            others = {v for v in counters if any(each.variables - counters for each in written[v])}
-            if not others:
-                return counters if set(written) - counters else set()
-            counters -= others
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]

@@ -129,16 +129,11 @@ def _kind_of(
         which = 'the first' if first is members[0] else 'the first that was kept'
         said.append(which + ' is shown')
     return Kind(
-        heading=_begun(first.cause) if isinstance(card, str) else card.headline,
-        count=_begun('; '.join(said)),
+        heading=words.begun(first.cause) if isinstance(card, str) else card.headline,
+        count=words.begun('; '.join(said)),
         card=card,
         alike=[_card_or_why_not(it, data.title, draw, True) for it in kept if it is not first],
     )
-
-
-def _begun(said: str) -> str:
-    """Words as the beginning of a sentence."""
-    return said[:1].upper() + said[1:]
 
 
 def _count(incidents: Sequence[IncidentView]) -> List[str]:
@@ -167,11 +162,11 @@ def _card_or_why_not(
 def _card(it: IncidentView, title: str, draw: Optional[Draw], is_alike: bool) -> Card:
     opened = it.opened
     sentence = '' if opened is None else opened.trouble
-    why = '' if opened is None or not opened.explosion else _begun(opened.explosion) + '.'
+    why = '' if opened is None or not opened.explosion else words.begun(opened.explosion) + '.'
     return Card(
         opened=opened,
         heading=heading(it),
-        headline=why or sentence or _begun(it.cause) or 'There is no diagnosis.',
+        headline=why or sentence or words.begun(it.cause) or 'There is no diagnosis.',
         more=sentence if why else '',
         lines='' if opened is not None else (it.diagnosis or '').partition('\n')[2],
         to_do='' if is_alike else _to_do(it),
@@ -202,7 +197,7 @@ def _to_do(it: IncidentView) -> str:
     if cure in advice.FOR_EXPLOSIONS:
         return cure
     # The commands of the card name the bundle where it is now.
-    policy = _begun(advice.without_bundle(it.advice or ''))
+    policy = words.begun(advice.without_bundle(it.advice or ''))
     told = ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
     return told or ('' if opened is None else advice.BY_PHASE.get(opened.phase, ''))
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.diagnosis import bundle
+from slimguard.diagnosis.diagnosis import PHASES
 from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
@@ -26,8 +27,9 @@ from slimguard.report.samples import Sheet
 from slimguard.system import files
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
-# The most bundles that a page shows, and the most bytes of their images: it must open on a phone.
-_MOST_BUNDLES, _MOST_IMAGES = 20, 6 << 20  # bytes, of all bundles; each image is drawn twice
+# The most bundles and samples that a page shows: it must open on a phone, and a sample takes up to
+# 100 kB, twice.
+_MOST_BUNDLES, _MOST_SAMPLES = 20, 40
 _MOST_NOTES, _MOST_FACTS = 20, 20
 _FEW_POINTS = 10  # a curve of fewer shows little
 
@@ -130,7 +132,8 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str], List[str]]:
     for path in shown:
         try:
             opened = bundle.read(path)
-            view = _view(os.path.basename(path), opened, _MOST_IMAGES // len(shown))
+            most = min(16, _MOST_SAMPLES // len(shown))
+            view = _view(os.path.basename(path), opened, most)
             views.append(incident_of(0, opened.incident, view))
         except Exception as error:  # one damaged bundle must not cost the others
             is_said = isinstance(error, (bundle.BundleError, OSError))
@@ -141,13 +144,13 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str], List[str]]:
     return views, unreadable, ['%d older bundles are not shown.' % left_out] if left_out else []
 
 
-def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
+def _view(name: str, opened: bundle.Bundle, most: int) -> BundleView:
     said = opened.diagnosis
     drawn = _drawn_by_the_user(opened)
     versions = ', '.join('%s %s' % pair for pair in sorted(opened.versions.items()))
     steps = last_steps.last_steps_of(opened.history)
     if said is None:
-        sheets, batch = samples.sheets(drawn, room=room), samples.in_numbers(drawn)
+        sheets, batch = samples.sheets(drawn, most=most), samples.in_numbers(drawn)
         return BundleView(name, batch=batch, sheets=sheets, versions=versions, steps=steps)
     bad, rows = _bad_rows(said)
     suspects = bad if said['phase'] != 'input' else []
@@ -155,27 +158,17 @@ def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
         name,
         phase=said['phase'],
         explosion=str(said.get('explosion', '')),
-        trouble='%s: %s.' % (_PHASES.get(said['phase'], said['phase']), said['trouble']),
+        trouble='%s: %s.'
+        % (words.begun(PHASES.get(said['phase'], said['phase'])), said['trouble']),
         cause=str(said['trouble']),
         bad_rows=bad,
         facts=_facts(said),
         batch=samples.in_numbers(drawn, bad, rows),
         layers=layer_ranges.layers_of(said['ranges'], said['tensor']),
-        sheets=samples.sheets(drawn, suspects, rows, room=room),
+        sheets=samples.sheets(drawn, suspects, rows, most),
         versions=versions,
         steps=steps,
     )
-
-
-_PHASES = {
-    'input': 'In the input',
-    'forward': 'In the forward pass',
-    'backward': 'In the backward pass',
-    'update': 'In the update',
-    'variable': 'In a variable',
-    'constant': 'A constant is bad',
-    'unknown': 'Not found',
-}
 
 
 def _facts(said: Dict[str, Any]) -> List[Fact]:

@@ -57,7 +57,6 @@ def sheets(
     suspects: Sequence[int] = (),
     rows: int = 0,
     most: int = 16,
-    room: int = 16 << 20,
 ) -> List[Sheet]:
     """The arrays that look like images.
 
@@ -65,24 +64,16 @@ def sheets(
       values: arrays by Tensor names.
       suspects: the rows of the batch that made a later tensor bad.
       rows: the batch size that `suspects` refers to; arrays of another length have no suspects.
-      most: the most samples of an array to show; bad ones come first.
-      room: about how many bytes all samples may take on a page; each array shows one at least.
+      most: the most samples to show, of all arrays; each shows one at least, bad ones first.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
     for name, images in views:
         chosen = set(suspects) if len(images) == rows else set()
-        fitting = max(1, room // len(views) // _bytes_of_a_sample(images))
-        found.append(_sheet(name, values[name], images, chosen, min(most, fitting)))
+        fitting = max(1, most // len(views))
+        found.append(_sheet(name, values[name], images, chosen, fitting))
     return found
-
-
-def _bytes_of_a_sample(images: np.ndarray) -> int:
-    """The most bytes of a sample on a page: noise, which no PNG shrinks, in base64, with marks."""
-    step = _shrinking(images.shape[1:3])
-    height, width = (-(-side // step) for side in images.shape[1:3])
-    return height * width * max(3, images.shape[3]) * 4 // 3 + 10000
 
 
 def _shrinking(sides) -> int:

@@ -16,6 +16,11 @@ NO_CHARTS = (
 )
 
 
+def begun(said: str) -> str:
+    """Words as the beginning of a sentence."""
+    return said[:1].upper() + said[1:]
+
+
 def name_of(kind: str) -> str:
     """The name of an action in a legend; `kind` is one of `ACTIONS`."""
     return 'on_nan_loss' if kind == 'other' else kind

@@ -498,9 +498,9 @@ STEPS = [
     ),
     (
         an_own_rate_that_counts_steps,
-        'division by 0 (1 of 1 values); it depends neither on the batch nor on the weights',
+        'division by 0 (1 of 1 values); it depends on variables alone, and not on the batch',
         '!in row',
-        'comes again',
+        'state',
     ),
     (an_own_optimizer_whose_slot_is_0, 'division by 0', '!it depends neither', ''),
     (

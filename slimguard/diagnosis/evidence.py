@@ -2,14 +2,13 @@
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
 train. Errors here are logged, not raised: they must not hide the incident.
-The same failure may come with each bad step. So the log has the first of each kind, then at most
-one every ten seconds, with a count of the failures left out.
+The same failure may come with each bad step. So the log has the first of each kind, and at the end
+a count of the others.
 """
 
 import collections
 import math
-import time
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
-from slimguard.system.rate import Rate
 
 _NO_SEARCH = 'the step was not searched for the cause: '
 _ENOUGH = 'max_bundles=%d is reached'
@@ -120,20 +118,13 @@ class Evidence:
       gate: the gate. Its graph must not be finalized.
       logdir: where bundles go; None to write none.
       max_bundles: how many bundles there may be in `logdir`.
-      clock: a monotonic clock, in seconds.
 
     Attributes:
       capture: the `Capture`.
       fetch: an Operation to fetch in every step, beside the train op.
     """
 
-    def __init__(
-        self,
-        gate: Gate,
-        logdir: Optional[str] = None,
-        max_bundles: int = 5,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, gate: Gate, logdir: Optional[str] = None, max_bundles: int = 5):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
@@ -145,7 +136,7 @@ class Evidence:
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
         self._kinds = _Kinds(max_bundles)
-        self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
+        self._failures: Counter[str] = collections.Counter()
 
     def keep_in(self, logdir: str) -> None:
         """From now on writes bundles to `logdir`, unless there was a logdir before."""
@@ -288,16 +279,16 @@ class Evidence:
         return '%sthe training would wait for longer than %g s; %s' % (_NO_SEARCH, seconds, where)
 
     def close(self) -> None:
-        """Logs how many lines were held back."""
-        told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
-        for what, rate in told:
-            log().error('%s: %d more not shown', what, rate.held_back)
-            rate.held_back = 0
+        """Logs how many failures were not shown."""
+        for what, count in self._failures.items():
+            if count > 1:
+                log().error('%s: %d more not shown', what, count - 1)
+        self._failures.clear()
 
     def _say(self, what: str, error: Exception) -> None:
-        rate = self._failures[what]
-        if rate.is_due():
-            log().error('%s: %s: %s%s', what, type(error).__name__, error, rate.told())
+        self._failures[what] += 1
+        if self._failures[what] == 1:
+            log().error('%s: %s: %s', what, type(error).__name__, error)
 
 
 def collect(

@@ -76,7 +76,7 @@ def curve(steps: LastSteps) -> Optional[Curve]:
     if steps.loss is None or steps.axis != GLOBAL_STEP:
         return None
     points = np.stack([np.array(steps.step, np.float64), steps.loss], axis=1)
-    return curve_of('loss of the steps before step %d' % (steps.step[-1] + 1), points)
+    return curve_of('loss of the last %d steps, to step %d' % (len(points), steps.step[-1]), points)
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
@@ -133,8 +133,8 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     for which, state in ((bad, 'not finite'), (far, 'above 100 times %s median')):
         count = int(which.sum())
         if count:
-            how = 'all ' * bool(which.all()), count, 'more ' * (first is not None)
-            many = '%s%d %sgradient' % how
+            many = 'all' if which.all() and count > 1 else '%d' % count
+            many += ' more gradient' if first is not None else ' gradient'
             is_state = ' is ' + state if count == 1 else 's are ' + state
             told.append(many + is_state.replace('%s', 'its' if count == 1 else 'their'))
     said = 'At step %d: %s.' % (steps.step[column], '; '.join(told))

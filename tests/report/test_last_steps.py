@@ -76,7 +76,7 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     norms[4] = NAN
     begin = began(norms)
     assert begin.gradient is None
-    assert begin.said == 'At step 5: all 3 gradients are not finite.'
+    assert begin.said == 'At step 5: all gradients are not finite.'
     norms[4] = [NAN, 1e3, NAN]
     said = 'At step 5: 2 gradients are not finite; 1 gradient is above 100 times its median.'
     assert began(norms).said == said

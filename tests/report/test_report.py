@@ -510,17 +510,6 @@ def test_a_logdir_on_another_file_system(copy, capsys):
     assert "there is no directory 'ram://nowhere'" in capsys.readouterr().err
 
 
-@pytest.mark.full
-def test_a_torn_event_file_and_a_torn_record_are_said(copy):
-    (events,) = copy.glob('events.out.tfevents.*')
-    events.write_bytes(events.read_bytes()[:-5])
-    with open(record_file.path_in(str(copy)), 'a') as file:
-        file.write('{"step": 1')
-    seen = see(copy)
-    assert events.name + ' was read only in part: ' in seen.text
-    assert '1 line of the record could not be read; a kill can cut one short.' in seen.text
-
-
 # Bundles that are not as they should be.
 
 
@@ -628,13 +617,6 @@ def test_what_cannot_be_written_is_an_error(copy, monkeypatch, capsys, output, w
     assert why in said and said.startswith('slimguard: ') and output in said
     assert '.making-' not in said
     assert sorted(os.listdir(str(copy.parent))) == ['copy', 'file', 'folder']
-
-
-@pytest.mark.full
-def test_a_device_is_written_to_and_stays_one(copy, tmp_path):
-    assert report.main(str(copy), output='/dev/null', png='/dev/null') == 0
-    assert stat.S_ISCHR(os.stat('/dev/null').st_mode)
-    assert not [n for n in os.listdir('/dev') if n.startswith('null.')]
 
 
 @pytest.mark.full

@@ -192,7 +192,7 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
         # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
-        return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
+        return 0.0 if found is None else found.largest / causes.largest_of(found.dtype) ** 0.5
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
     trouble = 'the %s is finite, but its square is not, and the optimizer squares it'
@@ -297,9 +297,8 @@ def _bad_data(output: Range, found: NonFinite) -> str:
 
 
 def _what(output: Range) -> str:
-    counts = ((output.nan, 'NaN'), (output.inf, 'Inf'))
-    what = ' and '.join('%d %s' % (n, word) for n, word in counts if n)
-    return '%s among %d values' % (what, int(np.prod(output.shape, dtype=np.int64)))
+    values = int(np.prod(output.shape, dtype=np.int64))
+    return '%s among %d values' % (' and '.join(output.bad), values)
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
@@ -360,7 +359,3 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
             variables = writes.variables(op)
             return 'gradient of %s' % variables[0].name if variables else ''
     return ''
-
-
-def _root_of_largest(dtype: str) -> float:
-    return {'float16': 255.9, 'float64': 1.34e154, 'complex128': 1.34e154}.get(dtype, 1.84e19)

@@ -54,15 +54,6 @@ class MadeOf(NamedTuple):
     is_own: bool
 
 
-class _Behind(NamedTuple):
-    """What a tensor depends on: drawn values, float variables, values that the step wrote."""
-
-    draws: bool
-    all_variables: Set[tf.Operation]
-    variables: Set[tf.Operation]  # those that are floats
-    is_written: bool
-
-
 class MeasuredStep:
     """A step that was run once, with the ranges of its tensors.
 
@@ -171,24 +162,19 @@ class MeasuredStep:
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
-        behind = self._behind(tensor)
-        is_own = behind.all_variables <= self._written and not behind.draws
-        slots = any(self.phases.get(each) == 'update' for each in behind.variables)
-        return MadeOf(behind.draws, bool(behind.variables), slots or behind.is_written, is_own)
-
-    def _behind(self, tensor: tf.Tensor) -> _Behind:
         step = self.step
         fed = [tensor] if step.is_fed(tensor) else []
         ops = [] if fed else graphs.ancestors([tensor.op], self._data_needs)
         fed += [t for op in ops for t in op.inputs if step.is_fed(t)]
-        draws = bool(fed)
-        draws = draws or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
+        draws = bool(fed) or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
         variables = {op for op in ops if op.type in graphs.VARIABLES}
-        return _Behind(
-            draws,
-            variables,
-            {each for each in variables if graphs.dtype_of(each).is_floating},
-            any(is_written_value(step.type_of(t.op)) for t in fed),
+        floats = {each for each in variables if graphs.dtype_of(each).is_floating}
+        return MadeOf(
+            draws=draws,
+            floats=bool(floats),
+            slots=any(self.phases.get(each) == 'update' for each in floats)
+            or any(is_written_value(step.type_of(t.op)) for t in fed),
+            is_own=variables <= self._written and not draws,
         )
 
     def _find_written(self) -> Set[tf.Operation]:

@@ -13,7 +13,7 @@ sentence, also that of a bad step whose tensors are all finite.
 """
 
 import functools
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,10 +27,10 @@ from slimguard.diagnosis.large_numbers import has_exploded
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import bad_shares, numbers
 from slimguard.diagnosis.rerun import (
-    ExportOnce,
     Step,
     StepCopy,
     can_run_live,
+    export,
     live_step,
     variables_in_chunks,
 )
@@ -53,7 +53,6 @@ def diagnose(
     capture: Capture,
     values: Dict[str, np.ndarray],
     labels: Sequence[Label] = (),
-    export: Optional[ExportOnce] = None,
     explosion: str = '',
 ) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
@@ -63,7 +62,6 @@ def diagnose(
       capture: the `Capture` of the train op.
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
-      export: exports the step of `capture`; a caller that needs the exported step passes its own.
       explosion: what the steps before show of an explosion, as `explosion_in` says it.
 
     Raises:
@@ -79,9 +77,8 @@ def diagnose(
     if can_run_live(session, capture, values):
         found = diagnose_step(live_step(session, capture, values), labels, explosion)
     else:
-        exported = (export or ExportOnce(capture))()
         variables = functools.partial(variables_in_chunks, session, capture)
-        with StepCopy(exported, variables) as copy:
+        with StepCopy(export(capture), variables) as copy:
             found = diagnose_step(copy.step(values), labels, explosion)
     if not capture.missing:
         return found

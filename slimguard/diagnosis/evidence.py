@@ -17,7 +17,6 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import bad_row_digests
-from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes
 from slimguard.graph.collectives import collectives_in
@@ -128,8 +127,6 @@ class Evidence:
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
-        # Diagnoses and bundles of all incidents share one export: it takes as long as some steps.
-        self._export = ExportOnce(self.capture)
         # Ranks that share their gradients must decide alike, but only one may have the bad batch.
         # So this rank's findings decide nothing.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
@@ -237,7 +234,6 @@ class Evidence:
                     values,
                     found.diagnosis,
                     self._max_bundles,
-                    export=self._export,
                     history=history,
                 )
             except Exception as error:
@@ -260,7 +256,7 @@ class Evidence:
             explosion = '' if history is None else explosion_in(history.to_dict())
             is_searched = budget.is_within(seconds, self.capture, rows)
             if is_searched:
-                said = diagnose(session, self.capture, values, labels, self._export, explosion)
+                said = diagnose(session, self.capture, values, labels, explosion)
             else:
                 why = self._why_no_search(seconds, found.is_wanted)
                 said = glance(self.capture, values, why, explosion)

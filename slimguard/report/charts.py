@@ -384,7 +384,7 @@ def last_steps_chart(steps: LastSteps) -> Chart:
         left = int((0.34 if width == WIDE else 0.44) * width)
         across, top = width - left - 16, 24 if marks else 0
         down = len(lines) * (_SERIES + 30) + (30 + len(rows) * _LINE if names else 0)
-        figure = _figure(width, top + down + 40 + (30 if names else 0))
+        figure = _figure(width, top + down + 44 + (30 if names else 0))
         if marks:
             _legend(figure, [Patch(color=c) for c, _ in marks], [said for _, said in marks], 2)
         for name, values in lines:
@@ -408,14 +408,14 @@ def last_steps_chart(steps: LastSteps) -> Chart:
             if begins_at is not None:
                 axes.get_yticklabels()[begins_at].set(color=_BAD, weight='bold')
             top += 26 + len(rows) * _LINE
-            _draw_colors(figure, left, top + 42, ends)
+            _draw_colors(figure, left, top + 46, ends)
         axes = _axes(figure, left, top, across, 1)
         ticks = np.unique(np.linspace(0, count - 1, 7 if width == WIDE else 3).astype(int))
         axes.set(xlim=(0, count), yticks=[], xticks=ticks + 0.5)
         axes.set_xticklabels([str(steps.step[tick]) for tick in ticks])
         axes.get_xticklabels()[-1].set_ha('right' if count > 20 else 'center')  # else cut off
         axes.spines['bottom'].set_visible(False)
-        _write(figure, width - 16, top + 20, steps.axis, ha='right', color=_SOFT)
+        _write(figure, width - 16, top + 25, steps.axis, ha='right', color=_SOFT)
         return figure
 
     return Chart(last_steps.caption(steps, begin) or last_steps.heading(steps), draw)

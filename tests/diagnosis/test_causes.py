@@ -7,7 +7,7 @@ import tensorflow as tf
 from slimguard import gate
 from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnose import diagnose, diagnose_step, glance
-from slimguard.diagnosis.rerun import ExportOnce, StepCopy, variables_in_chunks
+from slimguard.diagnosis.rerun import StepCopy, export, variables_in_chunks
 from tests.helpers.zoo import Failed, regression, weights
 
 tf1 = tf.compat.v1
@@ -547,7 +547,7 @@ def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_fl
     assert (more[1:] not in (found.in_short or '')) if more[0] == '!' else (more in str(found))
     if make in (a_python_function_of_a_bad_value, a_python_function_of_finite_inputs):
         # So it is in a copy, too, and where nothing is run again nothing is said of its inputs.
-        exported = ExportOnce(failed.capture)()
+        exported = export(failed.capture)
 
         def variables(names):
             return variables_in_chunks(failed.session, failed.capture, names)

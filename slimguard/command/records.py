@@ -108,7 +108,7 @@ def _lines_of(group: Group) -> List[str]:
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
     if group.not_examined:
-        told[0] += '; %d of them not examined, the symptom is the same' % group.not_examined
+        told[0] += '; ' + incident_groups.NOT_EXAMINED % group.not_examined
     told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
     told.append('  ' + first.reason_in_short)
     known = [record_file.when(first.time)]

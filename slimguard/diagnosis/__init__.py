@@ -13,7 +13,6 @@ The files:
     explanations.py   explains a step, for each way in which it can be bad
     updates.py        explains an update that turns non-finite although its inputs are finite
     causes.py         a table: what ops require of their inputs, and what a violation is called
-    preconditions.py  the functions in that table: each finds the inputs that violate it
     large_numbers.py  rows of the batch and weights that are far too large
     diagnosis.py      Diagnosis: the result, in a few lines and as data
     ranges.py         describes an array in a line: its range, and its non-finite values

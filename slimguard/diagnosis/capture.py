@@ -25,7 +25,7 @@ and none of them can be fetched: `missing` lists such sources.
 """
 
 import threading
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -57,6 +57,7 @@ class Capture:
       untold_count: the gate's `untold_count`, computed after a bad step's values are kept. Fetch it
         in place of `fetch` and of the gate's own.
       row: the gate's `row`, with this `untold_count`.
+      exported: the step as plain data, once `rerun.export` has made it; else None.
 
     Raises:
       RuntimeError: if the graph is finalized.
@@ -64,6 +65,7 @@ class Capture:
 
     def __init__(self, gate: Gate):
         self.gate = gate
+        self.exported: Any = None
         # Several threads may train in one session. One of them takes at a time, since taking from
         # an empty area blocks. A bad step that clears an area meanwhile fills it again.
         self._taking = threading.Lock()

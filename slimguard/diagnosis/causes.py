@@ -5,12 +5,46 @@ measured inputs break its precondition. Of an op that no rule explains, the diag
 it made NaN or Inf from its inputs.
 """
 
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import (
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
-from slimguard.diagnosis import preconditions as p
 from slimguard.diagnosis.ranges import numbers
+
+
+class Culprit(NamedTuple):
+    """An op that returned something non-finite: the properties that rules use.
+
+    Attributes:
+      op_type: the op's type, such as 'Log'.
+      forward_type: the type of the op whose gradient it computes; empty if it computes none.
+      inputs: the values of its inputs, in order; None for one that could not be measured.
+      output: the value that it returned.
+      dtype: the name of the output's dtype.
+      is_norm: whether it computes the gradient of the root of a sum.
+    """
+
+    op_type: str
+    forward_type: str
+    inputs: Sequence[Optional[np.ndarray]]
+    output: np.ndarray
+    dtype: str
+    is_norm: bool = False
+
+
+# A mask of the values that break a precondition; a sentence if there is nothing to count; None if
+# nothing breaks it.
+Broken = Union[np.ndarray, str, None]
 
 
 class Cause(NamedTuple):
@@ -39,29 +73,34 @@ class Rule(NamedTuple):
 
     Attributes:
       types: the types of op.
-      breaks: called with the culprit and its inputs; returns which values break the precondition.
+      breaks: returns which values break the precondition; called with the inputs, and without
+        `says` with the culprit ahead of them.
       says: what happened; the number of values that broke the precondition is added.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
+      is_norm: whether that must be of the root of a sum, or must not; None for either.
       is_overflow, at: as in `Cause`.
     """
 
     types: FrozenSet[str]
-    breaks: Callable[..., p.Broken]
+    breaks: Callable[..., Broken]
     says: str = ''
     gradient_of: str = ''
+    is_norm: Optional[bool] = None
     is_overflow: bool = False
     at: Optional[int] = None
 
 
-def explain(culprit: p.Culprit) -> Cause:
+def explain(culprit: Culprit) -> Cause:
     """Why an op returned something non-finite, by the first rules whose precondition is broken."""
     found: List[str] = []
-    first: p.Broken = None
+    first: Broken = None
     is_overflow, at = False, None
     for rule in _RULES:
         if culprit.op_type not in rule.types:
             continue
         if rule.gradient_of and culprit.forward_type != rule.gradient_of:
+            continue
+        if rule.is_norm not in (None, culprit.is_norm):
             continue
         broken = _broken(rule, culprit)
         sentence, ends = _sentence(rule, broken), rule.is_overflow or bool(rule.gradient_of)
@@ -104,18 +143,18 @@ def where(broken: Optional[np.ndarray], value: Optional[np.ndarray]) -> str:
 _MOST_LOOKED_AT = 1000
 
 
-def _broken(rule: Rule, culprit: p.Culprit) -> p.Broken:
+def _broken(rule: Rule, culprit: Culprit) -> Broken:
     inputs = [_comparable(x) for x in culprit.inputs if x is not None]
     if len(inputs) < len(culprit.inputs):
         return None  # one was not measured
     try:
         with np.errstate(all='ignore'):
-            return rule.breaks(culprit, *inputs)
+            return rule.breaks(*inputs) if rule.says else rule.breaks(culprit, *inputs)
     except (TypeError, ValueError, IndexError):  # another number of inputs, or other shapes
         return None
 
 
-def _sentence(rule: Rule, broken: p.Broken) -> str:
+def _sentence(rule: Rule, broken: Broken) -> str:
     if broken is None or isinstance(broken, str):
         return broken or ''
     count = int(np.sum(broken))
@@ -135,13 +174,139 @@ def _holds_inf(value: Optional[np.ndarray]) -> bool:
     )
 
 
+# The preconditions.
+
+_LARGEST = {
+    'float16': 65504.0,
+    'bfloat16': 3.3895314e38,
+    'float64': float(np.finfo(np.float64).max),
+    'complex128': float(np.finfo(np.float64).max),
+}
+
+
+def largest_of(dtype: str) -> float:
+    """The largest finite number of a dtype."""
+    return _LARGEST.get(dtype, float(np.finfo(np.float32).max))
+
+
+# Rows of nothing but -Inf: a mask that hides a whole row makes them.
+
+
+def _rows_of_minus_inf(culprit: Culprit, logits: np.ndarray, *_) -> Broken:
+    rows = np.isneginf(logits).all(axis=-1)
+    if not rows.any():
+        return None
+    what = 'cross entropy' if 'CrossEntropy' in culprit.op_type else 'softmax'
+    return '%s of nothing but -Inf (%d of %d rows)' % (what, rows.sum(), rows.size)
+
+
+def _labels_outside(culprit: Culprit, logits: np.ndarray, labels: np.ndarray) -> Broken:
+    outside = (labels < 0) | (labels >= logits.shape[-1])
+    if not outside.any():
+        return None
+    told = labels[outside].ravel()[0], logits.shape[-1] - 1, outside.sum(), outside.size
+    said = 'cross entropy of a label that is no class: %s, and there are classes 0 to %d '
+    return (said + '(%d of %d labels)') % told
+
+
+def _labels_hidden(culprit: Culprit, logits: np.ndarray, labels: np.ndarray) -> Broken:
+    if labels.ndim < logits.ndim:
+        of_label = np.take_along_axis(logits, labels[..., None].astype(np.int64), -1)[..., 0]
+        hidden = np.isneginf(of_label)
+    else:
+        hidden = np.isneginf(logits).any(axis=-1)
+    if not hidden.any():
+        return None
+    said = 'cross entropy with a class whose logit is -Inf (%d of %d rows)'
+    return said % (hidden.sum(), hidden.size)
+
+
+def _does_not_fit(culprit: Culprit, _, indices, labels, lengths) -> Broken:
+    """A label needs a frame for each symbol, and one more between two equal symbols."""
+    lengths = np.ravel(lengths)
+    for row, frames in enumerate(lengths):
+        symbols = np.ravel(labels)[np.asarray(indices)[:, 0] == row]
+        repeated = int((symbols[1:] == symbols[:-1]).sum())
+        if len(symbols) + repeated > frames:
+            between = ' and %d between equal ones' % repeated if repeated else ''
+            return 'CTC label that does not fit its frames: %d symbols%s, %d frames, in row %d' % (
+                len(symbols),
+                between,
+                frames,
+                row,
+            )
+    return None
+
+
+def _is_empty(what: str) -> Callable[..., Broken]:
+    return lambda culprit, x, *_: '%s of an empty tensor' % what if x.size == 0 else None
+
+
+# Overflows. The largest number that the result can be is compared with the end of the dtype. If it
+# is beyond, a non-finite result was too large: finite sums and products go wrong in no other way.
+
+
+def _overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broken]:
+    def breaks(culprit: Culprit, *inputs) -> Broken:
+        kinds = 'fciu' if culprit.op_type == 'Cast' else 'fc'
+        floats = [x for x in inputs if x.dtype.kind in kinds and x.size]
+        if any(np.isnan(x).any() or np.isinf(x).any() for x in floats) or not floats:
+            return None
+        sizes = [float(np.abs(x).max()) for x in floats]
+        terms = float(max(x.size for x in floats))
+        ends = largest_of(culprit.dtype)
+        if not size(terms, *sizes) > ends * 0.999:
+            return None
+        return 'overflow of %s: %s of numbers as large as %.6g, and %s ends at %.6g' % (
+            culprit.dtype,
+            what or culprit.op_type,
+            max(sizes),
+            culprit.dtype,
+            ends,
+        )
+
+    return breaks
+
+
+def _function_overflows(function: Callable[..., np.ndarray]) -> Callable[..., Broken]:
+    def breaks(culprit: Culprit, *inputs) -> Broken:
+        values = [np.asarray(x, np.float64) for x in inputs]
+        results = np.where(sum(map(np.isfinite, values)) == len(values), function(*values), 0.0)
+        if not (np.abs(results) > largest_of(culprit.dtype) * 0.999).any():
+            return None
+        return 'overflow of %s: its input is as large as %.6g, and %s ends at %.3g' % (
+            culprit.op_type.lower(),
+            max(float(np.abs(x).max()) for x in values),
+            culprit.dtype,
+            largest_of(culprit.dtype),
+        )
+
+    return breaks
+
+
+def _quotient_overflows(culprit: Culprit, x, y) -> Broken:
+    with np.errstate(all='ignore'):
+        large = np.abs(np.asarray(x, np.float64) / np.asarray(y, np.float64))
+    broken = (large > largest_of(culprit.dtype) * 0.999) & np.isfinite(x) & (np.asarray(y) != 0)
+    if not broken.any():
+        return None
+    return 'overflow of %s: division by as little as %.3g (%d of %d values)' % (
+        culprit.dtype,
+        np.abs(np.broadcast_to(y, broken.shape)[broken]).min(),
+        broken.sum(),
+        broken.size,
+    )
+
+
+def _times_inf(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return ((x == 0) & np.isinf(y)) | (np.isinf(x) & (y == 0))
+
+
+# The table.
+
+
 def _types(text: str) -> FrozenSet[str]:
     return frozenset(text.split())
-
-
-def _rule(types: str, says: str, breaks: Callable[..., Any], **more) -> Rule:
-    """A rule that checks each element."""
-    return Rule(_types(types), lambda culprit, *inputs: breaks(*inputs), says, **more)
 
 
 _PLAIN_DIVISIONS = 'RealDiv Div TruncateDiv FloorDiv FloorMod Mod'
@@ -159,77 +324,77 @@ _PRODUCTS = (
     'DepthwiseConv2dNativeBackpropFilter FusedMatMul'
 )
 
+
+def _rule(types: str, breaks: Callable[..., Broken], says: str = '', **more) -> Rule:
+    return Rule(_types(types), breaks, says, **more)
+
+
 _RULES = [
-    Rule(_types('CTCLoss CTCLossV2'), p.does_not_fit),
-    Rule(_types('%s %s' % (_SOFTMAX, _CROSS_ENTROPY)), p.rows_of_minus_inf, is_overflow=False),
-    Rule(_types('SparseSoftmaxCrossEntropyWithLogits'), p.labels_outside),
-    Rule(_types(_CROSS_ENTROPY), p.labels_hidden),
-    Rule(_types('Mean'), p.is_empty('mean')),
-    Rule(_types('Max Min'), p.is_empty('largest or smallest')),
+    _rule('CTCLoss CTCLossV2', _does_not_fit),
+    _rule('%s %s' % (_SOFTMAX, _CROSS_ENTROPY), _rows_of_minus_inf),
+    _rule('SparseSoftmaxCrossEntropyWithLogits', _labels_outside),
+    _rule(_CROSS_ENTROPY, _labels_hidden),
+    _rule('Mean', _is_empty('mean')),
+    _rule('Max Min', _is_empty('largest or smallest')),
     # Gradients at a point where the slope is infinite.
-    Rule(_types('SqrtGrad'), p.zeros(False), 'gradient of sqrt at 0'),
-    Rule(_types('SqrtGrad'), p.zeros(True), 'gradient of sqrt at 0, of a norm of zeros'),
+    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0', is_norm=False),
     _rule(
-        'Reciprocal Inv', 'gradient of log at 0: division by 0', lambda x: x == 0, gradient_of='Log'
+        'SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0, of a norm of zeros', is_norm=True
+    ),
+    _rule(
+        'Reciprocal Inv', lambda x: x == 0, 'gradient of log at 0: division by 0', gradient_of='Log'
     ),
     _rule(
         'Reciprocal Inv RealDiv Div',
-        'gradient of log1p at -1: division by 0',
         lambda *x: x[-1] == 0,
+        'gradient of log1p at -1: division by 0',
         gradient_of='Log1p',
     ),
-    _rule('Pow', 'gradient of pow at 0', lambda x, y: (x == 0) & (y < 0), gradient_of='Pow'),
+    _rule('Pow', lambda x, y: (x == 0) & (y < 0), 'gradient of pow at 0', gradient_of='Pow'),
     # Elements outside the domain of the op.
-    _rule('Log', 'log of 0', lambda x: x == 0),
-    _rule('Log', 'log of a negative number', lambda x: x < 0),
-    _rule('Log1p', 'log1p of -1', lambda x: x == -1),
-    _rule('Log1p', 'log1p of a number below -1', lambda x: x < -1),
-    _rule(_PLAIN_DIVISIONS, 'division by 0', lambda x, y: y == 0, at=1),
-    _rule('Reciprocal Inv', 'division by 0', lambda x: x == 0),
-    _rule('Rsqrt', 'rsqrt of 0, a division by 0', lambda x: x == 0),
-    _rule('Rsqrt', 'rsqrt of a negative number', lambda x: x < 0),
-    _rule('Sqrt', 'sqrt of a negative number', lambda x: x < 0),
-    _rule('Pow', 'division by 0, as 0 to a negative power', lambda x, y: (x == 0) & (y < 0)),
+    _rule('Log', lambda x: x == 0, 'log of 0'),
+    _rule('Log', lambda x: x < 0, 'log of a negative number'),
+    _rule('Log1p', lambda x: x == -1, 'log1p of -1'),
+    _rule('Log1p', lambda x: x < -1, 'log1p of a number below -1'),
+    _rule(_PLAIN_DIVISIONS, lambda x, y: y == 0, 'division by 0', at=1),
+    _rule('Reciprocal Inv', lambda x: x == 0, 'division by 0'),
+    _rule('Rsqrt', lambda x: x == 0, 'rsqrt of 0, a division by 0'),
+    _rule('Rsqrt', lambda x: x < 0, 'rsqrt of a negative number'),
+    _rule('Sqrt', lambda x: x < 0, 'sqrt of a negative number'),
+    _rule('Pow', lambda x, y: (x == 0) & (y < 0), 'division by 0, as 0 to a negative power'),
     _rule(
         'Pow',
-        'pow of a negative number with a broken exponent',
         lambda x, y: (x < 0) & (y != np.floor(y)),
+        'pow of a negative number with a broken exponent',
     ),
     # Pairs of inputs with an Inf, such as a mask's, that give NaN.
-    _rule('Mul', '0 times Inf', p.times_inf),
-    _rule('Add AddV2', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == -y)),
-    _rule('Sub', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == y)),
-    _rule('RealDiv Div', 'Inf divided by Inf', lambda x, y: np.isinf(x) & np.isinf(y)),
-    # Results too large for the dtype.
-    Rule(_types('Exp'), p.function_overflows(np.exp), is_overflow=True),
-    Rule(_types('Pow'), p.function_overflows(np.power), is_overflow=True),
-    Rule(_types('RealDiv Div'), p.quotient_overflows, is_overflow=True),
-    Rule(
-        _types('Reciprocal Inv'),
-        lambda culprit, x: p.quotient_overflows(culprit, np.ones_like(x), x),
-        is_overflow=True,
-    ),
-    Rule(
-        _types('L2Loss'),
-        p.overflow(lambda n, x: n * x * x / 2, 'the sum of squares (L2Loss)'),
-        is_overflow=True,
-    ),
-    Rule(_types('Square'), p.overflow(lambda n, x: x * x), is_overflow=True),
-    Rule(_types('SquaredDifference'), p.overflow(lambda n, x, y: (x + y) ** 2), is_overflow=True),
-    Rule(_types('Mul'), p.overflow(lambda n, x, y: x * y), is_overflow=True),
-    Rule(_types(_PRODUCTS), p.overflow(lambda n, x, y: n * x * y), is_overflow=True),
-    Rule(_types(_SUMS), p.overflow(lambda n, *x: n * max(x)), is_overflow=True),
-    Rule(
-        _types('Add AddV2 AddN Sub BiasAdd AccumulateNV2'),
-        p.overflow(lambda n, *x: sum(x)),
-        is_overflow=True,
-    ),
-    Rule(
-        _types('FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3'),
-        p.overflow(lambda n, *x: n * x[0] * x[0]),
-        is_overflow=True,
-    ),
-    Rule(_types('Cast'), p.overflow(lambda n, x: x), is_overflow=True),
+    _rule('Mul', _times_inf, '0 times Inf'),
+    _rule('Add AddV2', lambda x, y: np.isinf(x) & (x == -y), 'Inf less Inf'),
+    _rule('Sub', lambda x, y: np.isinf(x) & (x == y), 'Inf less Inf'),
+    _rule('RealDiv Div', lambda x, y: np.isinf(x) & np.isinf(y), 'Inf divided by Inf'),
+]
+
+# Results too large for the dtype.
+_RULES += [
+    _rule(types, breaks, is_overflow=True)
+    for types, breaks in (
+        ('Exp', _function_overflows(np.exp)),
+        ('Pow', _function_overflows(np.power)),
+        ('RealDiv Div', _quotient_overflows),
+        ('Reciprocal Inv', lambda culprit, x: _quotient_overflows(culprit, np.ones_like(x), x)),
+        ('L2Loss', _overflow(lambda n, x: n * x * x / 2, 'the sum of squares (L2Loss)')),
+        ('Square', _overflow(lambda n, x: x * x)),
+        ('SquaredDifference', _overflow(lambda n, x, y: (x + y) ** 2)),
+        ('Mul', _overflow(lambda n, x, y: x * y)),
+        (_PRODUCTS, _overflow(lambda n, x, y: n * x * y)),
+        (_SUMS, _overflow(lambda n, *x: n * max(x))),
+        ('Add AddV2 AddN Sub BiasAdd AccumulateNV2', _overflow(lambda n, *x: sum(x))),
+        (
+            'FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3',
+            _overflow(lambda n, *x: n * x[0] * x[0]),
+        ),
+        ('Cast', _overflow(lambda n, x: x)),
+    )
 ]
 
 # Ops that make finite numbers of rows with -Inf, unless all of a row is -Inf.

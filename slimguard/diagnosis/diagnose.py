@@ -13,7 +13,7 @@ sentence, also that of a bad step whose tensors are all finite.
 """
 
 import functools
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,14 +23,14 @@ from slimguard.diagnosis import explanations, updates
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.draws import is_written_value
-from slimguard.diagnosis.large_numbers import large_weights
+from slimguard.diagnosis.large_numbers import has_exploded
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import bad_shares, numbers
 from slimguard.diagnosis.rerun import (
-    ExportOnce,
     Step,
     StepCopy,
     can_run_live,
+    export,
     live_step,
     variables_in_chunks,
 )
@@ -58,7 +58,7 @@ def diagnose(
     capture: Capture,
     values: Dict[str, np.ndarray],
     labels: Sequence[Label] = (),
-    export: Optional[ExportOnce] = None,
+    explosion: str = '',
 ) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
 
@@ -67,7 +67,7 @@ def diagnose(
       capture: the `Capture` of the train op.
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
-      export: exports the step of `capture`; a caller that needs the exported step passes its own.
+      explosion: what the steps before show of an explosion, as `explosion_in` says it.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
@@ -78,26 +78,28 @@ def diagnose(
         op.name for op in capture.missing[:5]
     )
     if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
-        return glance(capture, values, lost)
+        return glance(capture, values, lost, explosion)
     if can_run_live(session, capture, values):
-        found = diagnose_step(live_step(session, capture, values), labels)
+        found = diagnose_step(live_step(session, capture, values), labels, explosion)
     else:
-        exported = (export or ExportOnce(capture))()
         variables = functools.partial(variables_in_chunks, session, capture)
-        with StepCopy(exported, variables) as copy:
-            found = diagnose_step(copy.step(values), labels)
+        with StepCopy(export(capture), variables) as copy:
+            found = diagnose_step(copy.step(values), labels, explosion)
     if not capture.missing:
         return found
     return found._replace(not_seen=(lost,), kind=found.kind if found.found else '')
 
 
-def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnosis:
+def glance(
+    capture: Capture, values: Dict[str, np.ndarray], why: str, explosion: str = ''
+) -> Diagnosis:
     """Tells, without running anything again, whether the values that the step drew were bad.
 
     Args:
       capture: the `Capture` of the train op.
       values: what the step drew.
       why: the sentence that says why there was no search.
+      explosion: as for `diagnose`.
     """
     bad = bad_sources(capture, values)
     if bad:
@@ -105,7 +107,7 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
         found = explanations.explain_sources(bad, values[bad[0].name], is_computed)
     else:
         found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
-    return found._replace(not_seen=(why,))
+    return found._replace(not_seen=(why,)).after(explosion)
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
@@ -126,10 +128,10 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
     return sorted(bad, key=rank)
 
 
-def diagnose_step(step: Step, labels: Sequence[Label] = ()) -> Diagnosis:
+def diagnose_step(step: Step, labels: Sequence[Label] = (), explosion: str = '') -> Diagnosis:
     """Finds what made a `Step` bad, in the training's session or in a copy."""
-    measured = MeasuredStep(step)
-    found = _explain(measured, labels)
+    measured = MeasuredStep(step, explosion)
+    found = _explain(measured, labels).after(explosion)
     return found._replace(ranges=tuple(measured.rows()))
 
 
@@ -146,7 +148,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     # Finite with the same weights and the same batch: rounding decides. An older state is no help.
-    kind = policies.BATCH if 'value' in kinds and not large_weights(measured) else ''
+    kind = policies.BATCH if 'value' in kinds and not has_exploded(measured) else ''
     return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
 
 

@@ -4,10 +4,11 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.graph.source_lines import Line
+from slimguard.incidents import policies
 from slimguard.system.texts import in_one_line
 
 # The phases in which a step was given what is bad: then it is no explosion.
-GIVEN = ('input', 'variable', 'constant')
+_GIVEN = ('input', 'variable', 'constant')
 
 
 class Input(NamedTuple):
@@ -53,6 +54,7 @@ class Diagnosis(NamedTuple):
       ranges: the range of each float tensor of the step, in the order of the ops.
       kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
         any other cause, and if none was found.
+      explosion: what the steps before show of an explosion that led to it; '' if nothing.
     """
 
     phase: str
@@ -68,6 +70,19 @@ class Diagnosis(NamedTuple):
     not_seen: Tuple[str, ...] = ()
     ranges: Tuple[Row, ...] = ()
     kind: str = ''
+    explosion: str = ''
+
+    def after(self, explosion: str) -> 'Diagnosis':
+        """The diagnosis of a step after what may be an explosion, as `explosion_in` says it.
+
+        Where the batch alone is at fault, or what the step was given, it is none.
+        """
+        is_other = self.phase in _GIVEN or self.kind not in ('', policies.EXPLOSION)
+        if not explosion or is_other:
+            return self
+        if self.op_type and self.trouble.startswith('overflow'):
+            explosion += '; then %s overflowed' % self.op_type
+        return self._replace(explosion=explosion)
 
     @property
     def found(self) -> bool:
@@ -84,15 +99,17 @@ class Diagnosis(NamedTuple):
     def in_short(self) -> Optional[str]:
         """One line: the trouble, the op and the user's line, as far as known; None if not found."""
         if not self.found:
-            return None
+            return self.explosion or None
         says_where = self.phase in ('variable', 'constant')
         op = 'gradient of ' + self.forward_op if self.forward_op else self.op
         line = None if self.line is None else '%s:%d' % (self.line.file, self.line.number)
-        told = [self._trouble() if says_where else self.trouble, op, line]
+        told = [self.explosion, self._trouble() if says_where else self.trouble, op, line]
+        if self.explosion.endswith('overflowed'):
+            del told[1]
         return in_one_line('; '.join(part for part in told if part))
 
     def _trouble(self) -> str:
-        return '%s: %s' % (_PHASES[self.phase], self.trouble)
+        return '%s: %s' % (PHASES[self.phase], self.trouble)
 
     def _op(self) -> Optional[str]:
         if self.op is None:
@@ -102,7 +119,8 @@ class Diagnosis(NamedTuple):
 
     def __str__(self) -> str:
         op = self._op()
-        lines = [self._trouble()]
+        lines = [self.explosion] if self.explosion else []
+        lines.append(self._trouble())
         if op is not None:
             lines.append('  ' + op)
         if self.line is not None:
@@ -119,7 +137,8 @@ class Diagnosis(NamedTuple):
         return '\n'.join(lines)
 
 
-_PHASES = {
+# By phase, where it began.
+PHASES = {
     'input': 'in the input',
     'forward': 'in the forward pass',
     'backward': 'in the backward pass',

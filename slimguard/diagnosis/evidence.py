@@ -2,14 +2,13 @@
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
 train. Errors here are logged, not raised: they must not hide the incident.
-The same failure may come with each bad step. So the log has the first of each kind, then at most
-one every ten seconds, with a count of the failures left out.
+The same failure may come with each bad step. So the log has the first of each kind, and at the end
+a count of the others.
 """
 
 import collections
 import math
-import time
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
@@ -18,18 +17,16 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import bad_row_digests
-from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
-from slimguard.incidents.history import History
+from slimguard.incidents.history import History, explosion_in
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
-from slimguard.system.rate import Rate
 
 _NO_SEARCH = 'the step was not searched for the cause: '
 _ENOUGH = 'max_bundles=%d is reached'
@@ -120,32 +117,23 @@ class Evidence:
       gate: the gate. Its graph must not be finalized.
       logdir: where bundles go; None to write none.
       max_bundles: how many bundles there may be in `logdir`.
-      clock: a monotonic clock, in seconds.
 
     Attributes:
       capture: the `Capture`.
       fetch: an Operation to fetch in every step, beside the train op.
     """
 
-    def __init__(
-        self,
-        gate: Gate,
-        logdir: Optional[str] = None,
-        max_bundles: int = 5,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, gate: Gate, logdir: Optional[str] = None, max_bundles: int = 5):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
-        # Diagnoses and bundles of all incidents share one export: it takes as long as some steps.
-        self._export = ExportOnce(self.capture)
         # Ranks that share their gradients must decide alike, but only one may have the bad batch.
         # So this rank's findings decide nothing.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
         self._kinds = _Kinds(max_bundles)
-        self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
+        self._failures: Counter[str] = collections.Counter()
 
     def keep_in(self, logdir: str) -> None:
         """From now on writes bundles to `logdir`, unless there was a logdir before."""
@@ -159,6 +147,7 @@ class Evidence:
         labels: Sequence[Label],
         decides: bool = False,
         is_last: bool = False,
+        history: Optional[History] = None,
     ) -> Found:
         """Diagnoses the bad step that just ran.
 
@@ -177,6 +166,7 @@ class Evidence:
             first incident of each kind, for at most `max_bundles` kinds. In any other only what the
             step drew is looked at.
           is_last: whether the training ends with this incident; the search may then take its time.
+          history: the last steps; None if they are not known.
         """
         with OWN_WORK:
             try:
@@ -204,7 +194,8 @@ class Evidence:
             if not (is_searched or bad):
                 return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = budget.SECONDS if is_searched else 0.0
-            return self._diagnose(session, found, labels, math.inf if is_last else seconds)
+            seconds = math.inf if is_last else seconds
+            return self._diagnose(session, found, labels, seconds, history)
 
     def keep(
         self,
@@ -224,14 +215,14 @@ class Evidence:
           found: what `examine` returned.
           is_last: whether the training ends with this incident. Then the step is searched, however
             long that takes, and its bundle is written in any case.
-          history: the last steps, for the bundle; None if they are not known.
+          history: as for `examine`; the bundle has it.
         """
         values = found.values
         if values is None:
             return found
         with OWN_WORK:
             if is_last and not found.is_searched:
-                found = self._diagnose(session, found, labels, math.inf)
+                found = self._diagnose(session, found, labels, math.inf, history)
             if self._logdir is None or not (is_last or found.is_wanted):
                 return found
             try:
@@ -243,7 +234,6 @@ class Evidence:
                     values,
                     found.diagnosis,
                     self._max_bundles,
-                    export=self._export,
                     history=history,
                 )
             except Exception as error:
@@ -251,16 +241,25 @@ class Evidence:
                 return found
             return found._replace(bundle=written)
 
-    def _diagnose(self, session, found: Found, labels: Sequence[Label], seconds: float) -> Found:
+    def _diagnose(
+        self,
+        session,
+        found: Found,
+        labels: Sequence[Label],
+        seconds: float,
+        history: Optional[History],
+    ) -> Found:
         """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
         values = found.values or {}
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
         try:
+            explosion = '' if history is None else explosion_in(history.to_dict())
             is_searched = budget.is_within(seconds, self.capture, rows)
             if is_searched:
-                said = diagnose(session, self.capture, values, labels, self._export)
+                said = diagnose(session, self.capture, values, labels, explosion)
             else:
-                said = glance(self.capture, values, self._why_no_search(seconds, found.is_wanted))
+                why = self._why_no_search(seconds, found.is_wanted)
+                said = glance(self.capture, values, why, explosion)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
             return found._replace(is_searched=True)  # it would fail again
@@ -276,16 +275,16 @@ class Evidence:
         return '%sthe training would wait for longer than %g s; %s' % (_NO_SEARCH, seconds, where)
 
     def close(self) -> None:
-        """Logs how many lines were held back."""
-        told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
-        for what, rate in told:
-            log().error('%s: %d more not shown', what, rate.held_back)
-            rate.held_back = 0
+        """Logs how many failures were not shown."""
+        for what, count in self._failures.items():
+            if count > 1:
+                log().error('%s: %d more not shown', what, count - 1)
+        self._failures.clear()
 
     def _say(self, what: str, error: Exception) -> None:
-        rate = self._failures[what]
-        if rate.is_due():
-            log().error('%s: %s: %s%s', what, type(error).__name__, error, rate.told())
+        self._failures[what] += 1
+        if self._failures[what] == 1:
+            log().error('%s: %s: %s', what, type(error).__name__, error)
 
 
 def collect(

@@ -10,10 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes, preconditions
+from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
-from slimguard.diagnosis.large_numbers import LARGE_WEIGHT, large_weights, outlier, rows_in_words
+from slimguard.diagnosis.large_numbers import (
+    LARGE_WEIGHT,
+    has_exploded,
+    large_weights,
+    outlier,
+    rows_in_words,
+)
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure, numbers
 from slimguard.diagnosis.rerun import Step
@@ -57,7 +63,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
     forward = _op_named(step, told.forward_op)
     cause = causes.explain(
-        preconditions.Culprit(
+        causes.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else step.type_of(forward),
             inputs=[values.get(key(t)) for t in inputs],
@@ -70,16 +76,18 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     inputs_at = [i._replace(where=causes.where(cause.broken, values.get(key(t)))) for i, t in pairs]
     told = told._replace(inputs=tuple(inputs_at))
     told, more = _with_rows(measured, told, tensor)
-    if cause.is_overflow:
-        more += large_weights(measured) or outlier(measured)
-    kind = _kind(measured, tensor, cause)
+    is_chance = cause.is_known and not cause.is_overflow
+    far = '' if is_chance or has_exploded(measured) else outlier(measured, tensor)
+    kind = _kind(measured, tensor, cause, far)
     if kind == policies.BATCH and cause.at is not None:
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
+    more += far or (large_weights(measured) if cause.is_overflow else '')
+    more += _of_probabilities(step, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
-        more += '; it depends on the weights alone, and not on the batch'
+        more += '; it depends on variables alone, and not on the batch'
     return told._replace(trouble=cause.sentence + more, kind=kind)
 
 
@@ -98,12 +106,37 @@ def _inside(step: Step, op: tf.Operation) -> str:
     return 'somewhere in %s, which cannot be looked into' % where
 
 
-def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str:
-    """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs."""
+# Ops that pick some of the numbers of a tensor, or take them from 1.
+_PICKS = SAME_NUMBERS | frozenset('Sub Mul Sum GatherV2 GatherNd StridedSlice BatchGather'.split())
+
+
+def _of_probabilities(step: Step, log: Optional[tf.Operation]) -> str:
+    """Says if a logarithm is that of what a Softmax or a Sigmoid returned, or of 1 less it."""
+    waiting = list(log.inputs) if log is not None and log.type == 'Log' else []
+    while waiting:
+        tensor = waiting.pop()
+        if step.is_fed(tensor):
+            continue
+        if tensor.op.type in ('Softmax', 'Sigmoid'):
+            return '; its input comes from a %s' % tensor.op.type
+        if tensor.op.type in _PICKS:
+            waiting.extend(tensor.op.inputs)
+    return ''
+
+
+def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause, far: str = '') -> str:
+    """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs.
+
+    Args:
+      measured: the step.
+      tensor: the tensor.
+      cause: the cause.
+      far: what `outlier` says.
+    """
     made_of = measured.made_of(tensor)
     if not made_of.floats:
         return policies.BATCH if made_of.draws else policies.COMES_AGAIN
-    if large_weights(measured):
+    if has_exploded(measured):
         return policies.EXPLOSION
     overflow = policies.EXPLOSION if cause.is_overflow else ''
     if not made_of.draws:
@@ -116,7 +149,7 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
     # its domain. An optimizer's slots last from step to step, so they are not bad by chance.
     is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
     is_chance = is_chance and not made_of.slots
-    return policies.BATCH if is_chance or outlier(measured) else overflow
+    return policies.BATCH if is_chance or far else overflow
 
 
 def explain_sources(
@@ -154,7 +187,7 @@ def explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
         # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
-        return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
+        return 0.0 if found is None else found.largest / causes.largest_of(found.dtype) ** 0.5
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
     if not floats:
@@ -192,10 +225,10 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
 
 def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagnosis:
     """Explains a finite `tensor` that is too large: by large weights, else by rows of the batch."""
-    weights = large_weights(measured)
-    far = '' if weights else outlier(measured)
+    far = '' if has_exploded(measured) else outlier(measured, tensor)
     kind = policies.BATCH if far else policies.EXPLOSION
-    return _describe(measured, tensor)._replace(trouble=trouble + weights + far, kind=kind)
+    trouble += large_weights(measured) + far
+    return _describe(measured, tensor)._replace(trouble=trouble, kind=kind)
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
@@ -259,9 +292,8 @@ def _bad_data(output: Range, found: NonFinite) -> str:
 
 
 def _what(output: Range) -> str:
-    counts = ((output.nan, 'NaN'), (output.inf, 'Inf'))
-    what = ' and '.join('%d %s' % (n, word) for n, word in counts if n)
-    return '%s among %d values' % (what, int(np.prod(output.shape, dtype=np.int64)))
+    values = int(np.prod(output.shape, dtype=np.int64))
+    return '%s among %d values' % (' and '.join(output.bad), values)
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
@@ -300,15 +332,17 @@ def _with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tu
     The rows of `tensor` are those of the batch if it is finite once others stand in their place. If
     it is not, the diagnosis does not tell of rows either.
     """
-    found, output = told.non_finite, told.output
-    if found is None or output is None or not found.rows or not output.shape:
+    found = told.non_finite
+    if found is None:
         return told, ''
-    rows, of = found.rows, output.shape[0]
-    if of != measured.batch_size or len(rows) >= of:
-        return told, ''
-    without = measured.step.fetch_without(tensor, rows, of)
-    if without is not None and np.isfinite(numbers(without)).all():
-        return told, rows_in_words(rows, of)
+    rows, of = found.rows, measured.batch_size or 0
+    # After an explosion no row is at fault, except where the data alone make it bad.
+    is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
+    has_rows = told.output is not None and told.output.shape[:1] == (of,) and 0 < len(rows) < of
+    if has_rows and not (is_weighted and has_exploded(measured)):
+        without = measured.step.fetch_without(tensor, rows, of)
+        if without is not None and np.isfinite(numbers(without)).all():
+            return told, rows_in_words(rows, of)
     return told._replace(non_finite=found._replace(rows=[])), ''
 
 
@@ -320,7 +354,3 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
             variables = writes.variables(op)
             return 'gradient of %s' % variables[0].name if variables else ''
     return ''
-
-
-def _root_of_largest(dtype: str) -> float:
-    return {'float16': 255.9, 'float64': 1.34e154, 'complex128': 1.34e154}.get(dtype, 1.84e19)

@@ -1,6 +1,5 @@
 """Measures a step: the range of each of its float tensors, and the pass that each op belongs to."""
 
-import collections
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Row
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.ranges import Range, bad_shares, measure
-from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.rerun import Step, batch_size
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import key
 
@@ -30,7 +29,6 @@ _FLOWS = {
     'TensorArrayScatterV3': 0,
     'TensorArraySplitV3': 0,
 }
-_LARGE = 100.0  # less than that overflows in no dtype by itself
 # Stateful ops that draw nothing.
 _NO_DRAWS = graphs.VARIABLES | graphs.READS | frozenset('CheckNumerics CheckNumericsV2'.split())
 _ASSIGNS = frozenset('Assign AssignVariableOp'.split())
@@ -44,7 +42,7 @@ class MadeOf(NamedTuple):
 
     Attributes:
       draws: whether from anything that the step drew.
-      floats: whether from a float variable: a weight, a moving average, a slot, but no counter.
+      floats: whether from a float variable: a weight, a moving average, a slot.
       slots: whether from a float variable that the loss does not need, or from a value that the
         step wrote to a variable.
       is_own: whether from nothing but float variables that the step writes.
@@ -56,31 +54,26 @@ class MadeOf(NamedTuple):
     is_own: bool
 
 
-class _Behind(NamedTuple):
-    """What a tensor depends on: drawn values, float variables, values that the step wrote."""
-
-    draws: bool
-    all_variables: Set[tf.Operation]
-    variables: Set[tf.Operation]  # those that are floats
-    is_written: bool
-
-
 class MeasuredStep:
     """A step that was run once, with the ranges of its tensors.
 
     Args:
       step: the `Step` to run.
+      explosion: what the steps before show of an explosion; '' if nothing.
 
     Attributes:
-      step: the same.
+      step, explosion: the same.
       phases: for each op 'forward', 'backward' or 'update'.
       fixed: the ops that are the same in every step.
+      batch_size: the first dimension of what was drawn; None if all are scalars.
     """
 
-    def __init__(self, step: Step):
+    def __init__(self, step: Step, explosion: str = ''):
         self.step = step
+        self.explosion = explosion
         self.phases = _phases_of(step)
         self.fixed = _fixed_ops(step)
+        self.batch_size = batch_size((step.type_of(t.op), value) for t, value in self._drawn())
         self._order = {op: number for number, op in enumerate(step.ops)}
         self._ranges: Dict[Tuple[tf.Operation, int], Range] = {}
         self._measure_feed()
@@ -88,7 +81,6 @@ class MeasuredStep:
             self._measure(chunk)
         self._hand_on()
         self._written = self._find_written()
-        self._counters = self._find_counters()
 
     def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
         """The range of a tensor; None if it is no float tensor, or could not be measured."""
@@ -123,23 +115,21 @@ class MeasuredStep:
                 waiting.extend(_taken_by(given.op))
         return found
 
-    @property
-    def batch_size(self) -> Optional[int]:
-        """The most frequent first dimension of the drawn values; None if all are scalars."""
-        sizes = [np.shape(v)[0] for t, v in self._drawn() if np.ndim(v)]
-        return collections.Counter(sizes).most_common(1)[0][0] if sizes else None
-
     def data(self) -> Iterator[tf.Tensor]:
-        """Yields tensors of the batch that depend on no weight and hold large numbers."""
+        """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
+        weighted: Set[tf.Operation] = set()
+        for op in self.step.ops:
+            needed = (t.op for t in op.inputs if not self.step.is_fed(t))
+            is_weight = op.type in graphs.VARIABLES and graphs.dtype_of(op).is_floating
+            if is_weight or any(each in weighted for each in needed):
+                weighted.add(op)
         tensors = [t for t, _ in self._drawn()]
-        tensors += [t for op in self.step.ops for t in op.outputs]
+        tensors += [t for op in self.step.ops if op not in weighted for t in op.outputs]
         for tensor in tensors:
-            if self.step.givens_of(tensor):
-                continue
             found = self.range_of(tensor)
-            if found is None or len(found.shape) < 1 or found.shape[0] != self.batch_size:
+            if self.step.givens_of(tensor) or tensor.op in self.fixed or found is None:
                 continue
-            if found.is_finite and found.largest > _LARGE and self._is_data(tensor):
+            if found.is_finite and found.shape[:1] == (self.batch_size,):
                 yield tensor
 
     def _drawn(self) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
@@ -148,9 +138,6 @@ class MeasuredStep:
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
             if not is_ours and is_from_outside(self.step.type_of(tensor.op)):
                 yield tensor, value
-
-    def _is_data(self, tensor: tf.Tensor) -> bool:
-        return tensor.op not in self.fixed and not self.made_of(tensor).floats
 
     def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The bad float tensors from which non-float inputs, such as a condition, were computed."""
@@ -175,55 +162,29 @@ class MeasuredStep:
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
-        behind = self._behind(tensor)
-        floats = behind.variables - self._counters
-        is_own = behind.all_variables <= self._written.keys() and not behind.draws
-        slots = any(self.phases.get(each) == 'update' for each in floats)
-        return MadeOf(behind.draws, bool(floats), slots or behind.is_written, is_own)
-
-    def _behind(self, tensor: tf.Tensor) -> _Behind:
         step = self.step
         fed = [tensor] if step.is_fed(tensor) else []
         ops = [] if fed else graphs.ancestors([tensor.op], self._data_needs)
         fed += [t for op in ops for t in op.inputs if step.is_fed(t)]
-        draws = bool(fed)
-        draws = draws or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
+        draws = bool(fed) or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
         variables = {op for op in ops if op.type in graphs.VARIABLES}
-        return _Behind(
-            draws,
-            variables,
-            {each for each in variables if graphs.dtype_of(each).is_floating},
-            any(is_written_value(step.type_of(t.op)) for t in fed),
+        floats = {each for each in variables if graphs.dtype_of(each).is_floating}
+        return MadeOf(
+            draws=draws,
+            floats=bool(floats),
+            slots=any(self.phases.get(each) == 'update' for each in floats)
+            or any(is_written_value(step.type_of(t.op)) for t in fed),
+            is_own=variables <= self._written and not draws,
         )
 
-    def _find_written(self) -> Dict[tf.Operation, List[_Behind]]:
-        """By variable that a step writes, what is behind each value that it writes."""
-        writes = graphs.Writes(self.step.graph)
-        written: Dict[tf.Operation, List[_Behind]] = {}
+    def _find_written(self) -> Set[tf.Operation]:
+        """The variables that the step writes, but for those that it restores or copies."""
+        writes, written = graphs.Writes(self.step.graph), set()
         for op in graphs.ancestors(gate_roots(self.step.gate)):
             values = [value.tensor for value in graphs.values_of(op)]
-            if op.type in _ASSIGNS and all(map(_is_copy, values)):
-                continue  # the variable is restored, or copied from another
-            for variable in writes.variables(op):
-                written.setdefault(variable, []).extend(map(self._behind, values))
+            if not (op.type in _ASSIGNS and all(map(_is_copy, values))):
+                written.update(writes.variables(op))
         return written
-
-    def _find_counters(self) -> Set[tf.Operation]:
-        """The float variables whose new values depend only on such variables, as a counter's do.
-
-        None that an optimizer trains is among them. Empty if the step writes no other variables:
-        then these are what it trains.
-        """
-        written, writes = self._written, graphs.Writes(self.step.graph)
-        applies = filter(graphs.is_apply, self.step.ours)
-        trained = {variable for op in applies for variable in writes.variables(op)}
-        counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
-        counters -= trained
-        while True:
-            others = {v for v in counters if any(each.variables - counters for each in written[v])}
-            if not others:
-                return counters if set(written) - counters else set()
-            counters -= others
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]

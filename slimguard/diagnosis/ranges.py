@@ -31,6 +31,12 @@ class Range(NamedTuple):
         return not (self.nan or self.inf)
 
     @property
+    def bad(self) -> List[str]:
+        """How many elements are not finite, in words: '2 NaN', '1 Inf'."""
+        counts = ((self.nan, 'NaN'), (self.inf, 'Inf'))
+        return ['%d %s' % (count, word) for count, word in counts if count]
+
+    @property
     def largest(self) -> float:
         """The largest absolute value among the finite elements; 0 if there are none."""
         if self.min is None or self.max is None:
@@ -44,9 +50,7 @@ class Range(NamedTuple):
             parts.append('from %.6g to %.6g' % (self.min, self.max))
         if not size:
             parts.append('empty')
-        for count, word in ((self.nan, 'NaN'), (self.inf, 'Inf')):
-            if count:
-                parts.append('%d of %d %s' % (count, size, word))
+        parts += [said.replace(' ', ' of %d ' % size) for said in self.bad]
         return ', '.join(parts)
 
 

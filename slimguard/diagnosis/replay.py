@@ -13,9 +13,10 @@ from slimguard.diagnosis import bundle as bundles
 from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.ranges import find_non_finite, numbers
-from slimguard.diagnosis.rerun import ReplayError, StepCopy, with_rows_replaced
+from slimguard.diagnosis.ranges import find_non_finite
+from slimguard.diagnosis.rerun import ReplayError, StepCopy, batch_size, with_rows_replaced
 from slimguard.gate import Label
+from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts
 
 _MOST_SHOWN = 4000  # characters of an error message
@@ -114,25 +115,28 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     fewer = None if without is None else leave_out(bundle, without)
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
-        found = replay(copy, bundle.values)
+        explosion = explosion_in(bundle.history)
+        found = replay(copy, bundle.values, explosion)
         if fewer is None:
             _say(describe(found, bundle.incident))
         else:
-            _say(_describe_fewer(bundle, fewer, replay(copy, fewer.values), found))
+            without_it = replay(copy, fewer.values, explosion)
+            _say(_describe_fewer(bundle, fewer, without_it, found))
         if shell:
             _open_shell(copy, bundle, found.diagnosis)
     return 0 if found.came_back else 1
 
 
-def replay(copy: StepCopy, values: Dict[str, np.ndarray]) -> Replay:
+def replay(copy: StepCopy, values: Dict[str, np.ndarray], explosion: str = '') -> Replay:
     """Runs the step again, gate and all, and searches for what makes it bad.
 
     Args:
       copy: the step.
       values: what it drew.
+      explosion: what the steps before show of an explosion.
     """
     labels = copy.decide(values)
-    return Replay(labels, diagnose_step(copy.step(values), labels))
+    return Replay(labels, diagnose_step(copy.step(values), labels, explosion))
 
 
 def describe(found: Replay, incident: Dict[str, Any]) -> str:
@@ -181,7 +185,8 @@ def leave_out(bundle: Bundle, row: int) -> Fewer:
     Raises:
       BundleError: if there is no such row, or no other.
     """
-    rows = _batch_size(bundle)
+    sources = bundle.exported.names['sources']
+    rows = batch_size((sources[name][1], value) for name, value in bundle.values.items())
     if rows is None:
         raise BundleError('nothing that the step drew has rows, so none can be left out')
     if not 0 <= row < rows:
@@ -194,19 +199,6 @@ def leave_out(bundle: Bundle, row: int) -> Fewer:
             bad.update(find_non_finite(value).rows)
     others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
     return Fewer(row, others[0], with_rows_replaced(bundle.values, [row], rows, others[0]))
-
-
-def _batch_size(bundle: Bundle) -> Optional[int]:
-    """The first dimension of the bad arrays; else that of most arrays; random ones count least."""
-    sources = bundle.exported.names['sources']
-    sizes: Dict[int, float] = {}
-    for name, value in bundle.values.items():
-        if not np.ndim(value):
-            continue
-        is_bad = value.dtype.kind not in 'OSUbiu' and not np.isfinite(numbers(value)).all()
-        weight = 100.0 if is_bad else (0.01 if 'Random' in sources[name][1] else 1.0)
-        sizes[len(value)] = sizes.get(len(value), 0.0) + weight
-    return max(sizes, key=lambda size: sizes[size]) if sizes else None
 
 
 def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) -> str:

@@ -5,16 +5,34 @@ from typing import Optional, Sequence
 
 from slimguard.system import texts
 
+# What a diagnosis says where the training had exploded: the op that shows it is not at fault.
+LARGE_WEIGHTS = 'The weights are as large as'
+FOR_A_JUMP = (
+    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
+    'before it is written, and rollback goes back to the weights before it.'
+)
+FOR_GROWTH = (
+    'Train with a smaller learning rate, or clip the gradients. spike=True holds a step whose loss '
+    'or gradient jumps, and rollback goes back to the weights before it.'
+)
+FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
 # By the words with which a diagnosis names the cause; the first that it has is taken.
 BY_CAUSE = {
+    'the learning rate went from': FOR_A_JUMP,
+    'the loss went from': FOR_GROWTH,
+    'the gradient norm went from': FOR_GROWTH,
+    LARGE_WEIGHTS: FOR_GROWTH,
+    'comes from a Softmax': 'The logarithm is taken of what a Softmax returned: for a cross '
+    'entropy take tf.nn.softmax_cross_entropy_with_logits, and give it the input of the Softmax.',
+    'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: for a cross '
+    'entropy take tf.nn.sigmoid_cross_entropy_with_logits, and give it the input of the Sigmoid.',
     'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
     'rsqrt of 0': 'Keep the input above 0: tf.math.rsqrt(tf.maximum(x, 1e-7)); count steps from 1.',
     'gradient of sqrt at 0': 'Add a small number below the root, as the slope is infinite at 0: '
     'tf.sqrt(x + 1e-12). A norm is tf.sqrt(tf.reduce_sum(tf.square(x), axis=1) + 1e-12).',
     'sqrt of a negative number': 'Keep the input above 0: tf.sqrt(tf.maximum(x, 1e-7)). Take a '
     'variance by tf.nn.moments: the mean of squares less the square of the mean may be negative.',
-    'log of 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)). For a cross entropy '
-    'take tf.nn.softmax_cross_entropy_with_logits.',
+    'log of 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
     'log of a negative number': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
     'gradient of log at 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
     'gradient of log1p at -1': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
@@ -38,14 +56,6 @@ BY_PHASE = {
     'restore. Rollback goes back to a state before it, if there is one.',
     'constant': 'Mend the constant in the line that makes it.',
 }
-# What a diagnosis says where the training had exploded: the op that shows it is not at fault, and
-# the advice is that of the phase 'update'.
-LARGE_WEIGHTS = 'The weights are as large as'
-# Where the learning rate jumped before the loss did.
-FOR_A_JUMP = (
-    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
-    'before it is written, and rollback goes back to the weights before it.'
-)
 
 
 def for_cause(trouble: str) -> str:

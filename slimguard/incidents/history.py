@@ -38,6 +38,9 @@ def norm_of(row: np.ndarray) -> float:
 # A learning rate jumps this many times; a number surges this many times over its median.
 _JUMP, _SURGE = 3.0, 10.0
 _LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
+# A number grew far if it is _FAR times all usual ones. If these are fewer than _FEW, it has to be
+# _EXPLODED times the largest of them, or 1 if that is larger: a training may explode at once.
+_FEW, _FAR, _EXPLODED = 10, 100.0, 1000.0
 
 
 class History(NamedTuple):
@@ -73,42 +76,81 @@ class History(NamedTuple):
             'gradient_norms': [np.sqrt(2 * row[GRADIENTS:]).tolist() for row in self.rows],
         }
 
-    def jump(self) -> str:
-        """How an explosion began, as `jump_in` says it."""
-        table = np.array([row[:GRADIENTS] for row in self.rows]).reshape(-1, GRADIENTS)
-        lines = [('loss', table[:, LOSS])]
-        if self.gradients:
-            lines.append(('gradient norm', np.array([norm_of(row) for row in self.rows])))
-        return jump_in(table[:, STEP], table[:, LEARNING_RATE], lines)
-
     def _column(self, number: int) -> List[Optional[float]]:
         values = [float(row[number]) for row in self.rows]
         is_known = not all(map(math.isnan, values))
         return list(values) if is_known else [None] * len(values)
 
 
-def jump_in(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
-    """How an explosion began, if a jump of the learning rate came shortly before it; else ''.
+def explosion_in(history: Optional[Dict[str, Any]]) -> str:
+    """What the last steps show of an explosion before the last of them, in words; '' if nothing.
+
+    It is a jump of the learning rate that the loss or the gradient norm followed; else how far one
+    of these grew.
+
+    Args:
+      history: as `History.to_dict` returns it; None if it is not known.
+    """
+    if history is None or not history['step']:
+        return ''
+    known = {key: np.array(history[key], np.float64) for key in _EXPLODE}
+    # After a return to an earlier state, what came before it says nothing of the last step.
+    with np.errstate(all='ignore'):
+        begin = int(np.append(0, np.flatnonzero(np.diff(known['step']) < 0) + 1)[-1])
+        steps, losses, rates, norms = (known[key][begin:] for key in _EXPLODE)
+        lines = [('loss', losses)] + ([('gradient norm', norms)] if history['gradients'] else [])
+        good = np.array(history['good'][begin:])
+        return _jump(steps, rates, lines) or _growth(steps, good, lines)
+
+
+_EXPLODE = ('step', 'loss', 'learning_rate', 'gradient_norm')
+
+
+def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
+    """How far a number grew in the last steps that were written, beyond all that was usual."""
+    for name, values in lines:
+        places = np.flatnonzero(good & np.isfinite(values))
+        sizes = np.abs(values[places])
+        if not sizes.size:
+            continue
+        # Half of the steps may be part of the explosion, so the median is that of the lower half.
+        usual = _SURGE * float(np.sort(sizes)[(sizes.size - 1) // 4])
+        before = sizes[: np.flatnonzero(sizes <= usual)[-1] + 1]
+        is_short = len(before) < _FEW
+        largest = float(before.max())
+        most = _EXPLODED * max(largest, 1.0) if is_short else _FAR * largest
+        if sizes[-1] > most:
+            first = int(places[np.flatnonzero(before <= 2 * before.min())[-1]])
+            last = int(places[-1])
+            told = name, values[first], _when(steps, first), values[last], _when(steps, last)
+            return 'the %s went from %.4g %s to %.4g %s' % told
+    return ''
+
+
+def _when(steps: np.ndarray, at: int) -> str:
+    if math.isnan(steps[at]):
+        return '%d steps before the last' % (len(steps) - 1 - at)
+    return 'at step %d' % steps[at]
+
+
+def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
+    """How a jump of the learning rate began an explosion.
 
     Args:
       steps: the global steps; NaN where the graph has none.
       rates: the learning rate of each; NaN where it is not known.
       lines: what may have followed, by its name: a number for each step.
     """
-    with np.errstate(all='ignore'):
-        jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
+    jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
     for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
         found = [(_surge(values, at), name) for name, values in lines]
         after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
         if after <= _MOST_AFTER:
-            where = '%d steps before the last' % (len(rates) - 1 - at)
-            if not math.isnan(steps[at]):
-                where = 'at step %d' % steps[at]
             later = '%d step%s later' % (after, 's' if after > 1 else '')
             return 'the learning rate went from %.6g to %.6g %s; the %s followed %s' % (
                 rates[at - 1],
                 rates[at],
-                where,
+                _when(steps, at),
                 name,
                 later if after else 'in the same step',
             )
@@ -120,6 +162,5 @@ def _surge(values: np.ndarray, at: int) -> float:
     before = values[:at][np.isfinite(values[:at])]
     if not before.size:
         return math.inf
-    with np.errstate(all='ignore'):
-        later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
+    later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
     return int(np.argmax(later)) if later.any() else math.inf

@@ -26,6 +26,8 @@ _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,
 _OF_DATA = 'in the input: '
 # The line of the user's code in a diagnosis.
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
+# How many of a kind are counted with it for what was seen.
+NOT_EXAMINED = '%d not examined, the symptom is the same'
 _ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
 
 

@@ -187,23 +187,6 @@ def _axes(figure: Figure, left: float, top: float, width: float, height: float) 
     return figure.add_axes(place)
 
 
-def _canvas(figure: Figure) -> Any:
-    """Axes in pixels from the upper left corner, all over a figure."""
-    across, down = figure.get_size_inches() * 72
-    axes = _axes(figure, 0, 0, across, down)
-    axes.set_axis_off()
-    axes.set(xlim=(0, across), ylim=(down, 0), autoscale_on=False)
-    return axes
-
-
-def _image(
-    canvas: Any, shown: np.ndarray, left: float, top: float, right: float, end: float
-) -> None:
-    """An image in a part of a canvas, each of its pixels sharp."""
-    place = {'extent': (left, right, end, top), 'aspect': 'auto', 'clip_on': False}
-    canvas.imshow(shown, interpolation='none', **place)
-
-
 def _write(figure: Figure, x: float, y: float, said: str, **kwargs) -> None:
     """Writes text; its first line begins at a point given in pixels from the upper left corner."""
     across, down = figure.get_size_inches() * 72
@@ -374,7 +357,7 @@ def _draw_marks(axes: Any, kind: str, groups: List[Group], y: float, links: Dict
 # The last steps.
 
 _SERIES, _LINE, _MOST_LINES = 88, 16, 40  # pixels: a plot, a row of the heat map; such rows
-_MOST_DECADES, _MINUS = 6, '\N{MINUS SIGN}'
+_MOST_DECADES = 6
 _PALETTE = LinearSegmentedColormap.from_list(
     'ratios',
     list(
@@ -401,7 +384,7 @@ def last_steps_chart(steps: LastSteps) -> Chart:
         left = int((0.34 if width == WIDE else 0.44) * width)
         across, top = width - left - 16, 24 if marks else 0
         down = len(lines) * (_SERIES + 30) + (30 + len(rows) * _LINE if names else 0)
-        figure = _figure(width, top + down + 40 + (30 if names else 0))
+        figure = _figure(width, top + down + 44 + (30 if names else 0))
         if marks:
             _legend(figure, [Patch(color=c) for c, _ in marks], [said for _, said in marks], 2)
         for name, values in lines:
@@ -413,23 +396,26 @@ def last_steps_chart(steps: LastSteps) -> Chart:
             _strip(axes, ~steps.written, 0, _UNWRITTEN)
             _write(figure, left, top + 4, name + (', logarithmic' if is_log else ''), weight='bold')
             top += _SERIES + 30
-        canvas = _canvas(figure)
         if names:
             _write(figure, left, top + 6, 'norm of each gradient', weight='bold')
             colors, ends = _heat_colors(rows)
-            _image(canvas, colors, left, top + 26, left + across, top + 26 + len(rows) * _LINE)
-            for number, (name, others) in enumerate(names):
-                said = words.variables(name, others, (left - 12) // 7)
-                is_begin = number == begins_at
-                look = {'color': _BAD, 'weight': 'bold'} if is_begin else {'color': _INK}
-                y = top + 27 + number * _LINE
-                _write(figure, left - 8, y, said, ha='right', size=11, **look)
+            axes = _axes(figure, left, top + 26, across, len(rows) * _LINE)
+            place = {'extent': (0, count, len(rows), 0), 'aspect': 'auto'}
+            axes.imshow(colors, interpolation='none', **place)
+            said = [_plain(words.variables(*name, (left - 12) // 7)) for name in names]
+            axes.set(xticks=[], yticks=np.arange(len(rows)) + 0.5, yticklabels=said)
+            axes.tick_params(labelsize=11, labelcolor=_INK)
+            if begins_at is not None:
+                axes.get_yticklabels()[begins_at].set(color=_BAD, weight='bold')
             top += 26 + len(rows) * _LINE
-            _draw_colors(canvas, left, top + 42, ends)
-        for at, label in _step_ticks(steps, across):
-            canvas.vlines(left + at, top, top + 4, color=_SOFT, lw=1)
-            _write(figure, left + at, top + 5, label, ha='center', color=_SOFT)
-        _write(figure, width - 16, top + 20, steps.axis, ha='right', color=_SOFT)
+            _draw_colors(figure, left, top + 46, ends)
+        axes = _axes(figure, left, top, across, 1)
+        ticks = np.unique(np.linspace(0, count - 1, 7 if width == WIDE else 3).astype(int))
+        axes.set(xlim=(0, count), yticks=[], xticks=ticks + 0.5)
+        axes.set_xticklabels([str(steps.step[tick]) for tick in ticks])
+        axes.get_xticklabels()[-1].set_ha('right' if count > 20 else 'center')  # else cut off
+        axes.spines['bottom'].set_visible(False)
+        _write(figure, width - 16, top + 25, steps.axis, ha='right', color=_SOFT)
         return figure
 
     return Chart(last_steps.caption(steps, begin) or last_steps.heading(steps), draw)
@@ -479,37 +465,35 @@ def _heat_colors(rows: np.ndarray) -> Tuple[np.ndarray, Tuple[int, int]]:
     return colors, (below, above)
 
 
-def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) -> None:
+def _draw_colors(figure: Figure, left: float, top: float, ends: Tuple[int, int]) -> None:
     """Draws the legend of a heat map's colours."""
-    colors = _PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis]
-    _image(canvas, colors, left, top, left + 150, top + 10)
-    labels = ('%g' % (10.0 ** -ends[0]), '1', '%g' % (10.0 ** ends[1]))
-    for place, label in zip((0, 75, 150), labels):
-        _write(canvas.figure, left + place, top + 13, label, ha='center', color=_SOFT)
+    axes = _axes(figure, left, top, 150, 10)
+    place = {'extent': (0, 2, 0, 1), 'aspect': 'auto'}
+    axes.imshow(_PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis], **place)
+    axes.set(xticks=(0, 1, 2), yticks=[])
+    axes.set_xticklabels(['%g' % 10.0 ** -ends[0], '1', '%g' % 10.0 ** ends[1]])
     for line, said in enumerate(('norm by the', 'median of its row')):
-        place = left - 24, top - 3 + 15 * line
-        _write(canvas.figure, *place, said, ha='right', color=_SOFT)
-
-
-def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
-    """Ticks at round steps and the last one.
-
-    Each step has a column, even if it was not written; columns of one step share a label.
-    """
-    count, step = len(steps.step), steps.step
-    ends = (float(min(step)), float(max(step)))
-    size = max(1, int(np.diff(ticker.MaxNLocator(6, integer=True).tick_values(*ends))[0]))
-    firsts = [c for c in range(count) if not c or step[c - 1] != step[c]]
-    columns = [c for c in firsts if step[c] % size == 0]
-    ticks: List[Tuple[float, str]] = []
-    for column in [firsts[-1], *reversed(columns)]:
-        at, label = (column + 0.5) * across / count, str(step[column]).replace('-', _MINUS)
-        if all(abs(at - other) > 4.5 * (len(label) + len(said)) for other, said in ticks):
-            ticks.append((at, label))
-    return ticks
+        _write(figure, left - 24, top - 3 + 15 * line, said, ha='right', color=_SOFT)
 
 
 # The samples.
+
+
+def _canvas(figure: Figure) -> Any:
+    """Axes in pixels from the upper left corner, all over a figure."""
+    across, down = figure.get_size_inches() * 72
+    axes = _axes(figure, 0, 0, across, down)
+    axes.set_axis_off()
+    axes.set(xlim=(0, across), ylim=(down, 0), autoscale_on=False)
+    return axes
+
+
+def _image(
+    canvas: Any, shown: np.ndarray, left: float, top: float, right: float, end: float
+) -> None:
+    """An image in a part of a canvas, each of its pixels sharp."""
+    place = {'extent': (left, right, end, top), 'aspect': 'auto', 'clip_on': False}
+    canvas.imshow(shown, interpolation='none', **place)
 
 
 def samples_chart(sheet: Sheet) -> Chart:

@@ -35,9 +35,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'data': data,
         'summary': report_data.summary(data),
         'kinds': cards.kinds_of(data, None if cards.charts is None else _svg),
-        'broken': cards.broken(data),
         'loss': loss,
-        'curve_note': _curve_note(data),
         'no_charts': cards.no_charts,
         'rows': data.incidents[:_MOST_ROWS],
         'left_out': data.incidents[_MOST_ROWS:],
@@ -46,14 +44,6 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'norm_of': words.norm_of,
         'when': record_file.when,
     }
-
-
-def _curve_note(data: ReportData) -> str:
-    curve = data.curve
-    if curve is None:
-        return words.NO_CURVE
-    said = '%d of the %d recorded values were not finite, and are not in the curve.'
-    return said % (curve.bad, curve.points) if curve.bad else ''
 
 
 def _svg(chart: Any, name: str) -> Any:

@@ -1,12 +1,12 @@
-"""The last steps before an incident, from the history in its bundle, and what they tell."""
+"""The last steps before an incident, from the history in its bundle, and where it began."""
 
 import math
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from slimguard.incidents.history import jump_in
 from slimguard.report import words
+from slimguard.report.loss_history import Curve, curve_of
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
 _FAR = 2.0  # orders of magnitude above the median: no usual step is as far
@@ -71,15 +71,12 @@ def heading(steps: LastSteps) -> str:
     return 'The last %d steps' % len(steps.step) if len(steps.step) > 1 else 'The last step'
 
 
-# What began it.
-
-
-def cause(steps: LastSteps) -> str:
-    """How an explosion began, if a jump of the learning rate came shortly before it; else ''."""
-    if steps.learning_rate is None:
-        return ''
-    numbers = steps.step if steps.axis == GLOBAL_STEP else [math.nan] * len(steps.step)
-    return jump_in(np.asarray(numbers, np.float64), steps.learning_rate, lines(steps))
+def curve(steps: LastSteps) -> Optional[Curve]:
+    """The loss over the global step; None if one of them is not known."""
+    if steps.loss is None or steps.axis != GLOBAL_STEP:
+        return None
+    points = np.stack([np.array(steps.step, np.float64), steps.loss], axis=1)
+    return curve_of('loss of the last %d steps, to step %d' % (len(points), steps.step[-1]), points)
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
@@ -127,15 +124,21 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
         return None
     gaps = np.flatnonzero(np.diff(columns) > 1 + _MOST_CALM)
     column = int(columns[gaps[-1] + 1 if gaps.size else 0])
-    count, row = int((out[column] > _FAR).sum()), int(np.argmax(out[column]))
-    said = 'At step %d %sgradients turn non-finite, or above 100 times their median'
-    if count == len(steps.gradients) > 1:
-        return Beginning(column, None, said % (steps.step[column], 'all ') + '.')
-    others = '' if count == 1 else ', and so is 1 more' if count == 2 else ', and so are %d more'
-    others = others % (count - 1) if '%d' in others else others
-    name = words.variables(*steps.gradients[row])
-    told = ': %s %s%s.' % (name, _far(ratios[column, row]), others)
-    return Beginning(column, row, said % (steps.step[column], '') + told)
+    row, here = int(np.argmax(out[column])), ratios[column]
+    bad, far = np.isnan(here), (out[column] > _FAR) & ~np.isnan(here)
+    first, told = None, []
+    if not (bad | far).all() or len(here) == 1:
+        first, bad[row], far[row] = row, False, False
+        told = ['the gradient of %s %s' % (words.variables(*steps.gradients[row]), _far(here[row]))]
+    for which, state in ((bad, 'not finite'), (far, 'above 100 times %s median')):
+        count = int(which.sum())
+        if count:
+            many = 'all' if which.all() and count > 1 else '%d' % count
+            many += ' more gradient' if first is not None else ' gradient'
+            is_state = ' is ' + state if count == 1 else 's are ' + state
+            told.append(many + is_state.replace('%s', 'its' if count == 1 else 'their'))
+    said = 'At step %d: %s.' % (steps.step[column], '; '.join(told))
+    return Beginning(column, first, said)
 
 
 def _far(ratio: float) -> str:

@@ -3,6 +3,8 @@
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from slimguard.diagnosis.ranges import Range
+
 PHASES = ('input', 'forward', 'backward', 'update')
 
 _MOST = 40  # layers of a pass; of more, those around the one at fault are shown
@@ -15,27 +17,18 @@ class Layer(NamedTuple):
     Attributes:
       phase: one of `PHASES`.
       name: the scope, or the op if it has none.
-      min, max: of their finite elements; None if there are none.
-      nan, inf: how many elements are NaN, and how many are infinite, in the worst of its tensors.
+      range: of their finite elements, with the non-finite ones of the worst of its tensors.
       begins: whether the tensor that made the step bad is among them.
     """
 
     phase: str
     name: str
-    min: Optional[float]
-    max: Optional[float]
-    nan: int
-    inf: int
+    range: Range
     begins: bool
 
-    @property
-    def is_finite(self) -> bool:
-        return not (self.nan or self.inf)
-
     def __str__(self) -> str:
-        counts = ((self.nan, 'NaN'), (self.inf, 'Inf'))
-        parts = ['%d %s' % (count, word) for count, word in counts if count]
-        parts += [] if self.min is None else ['%.3g to %.3g' % (self.min, self.max)]
+        ends = self.range.min, self.range.max
+        parts = self.range.bad + ([] if None in ends else ['%.3g to %.3g' % ends])
         return ', '.join(parts) or 'empty'
 
 
@@ -56,16 +49,11 @@ def layers_of(rows: List[Dict[str, Any]], culprit: Optional[str]) -> List[Layer]
         if not op.startswith('slimguard/'):
             phase = phase if phase in PHASES else 'update'
             begins = culprit is not None and row['tensor'] == culprit
-            layer = Layer(
-                phase=phase,
-                name='',
-                min=None if found['min'] is None else float(found['min']),
-                max=None if found['max'] is None else float(found['max']),
-                nan=int(found['nan']),
-                inf=int(found['inf']),
-                begins=begins,
+            low, high = (
+                None if found[end] is None else float(found[end]) for end in ('min', 'max')
             )
-            passes[phase].append((scope_of(op, phase), layer))
+            layer = Range('', (), low, high, int(found['nan']), int(found['inf']))
+            passes[phase].append((scope_of(op, phase), Layer(phase, '', layer, begins)))
     return [layer for phase in PHASES for layer in _fit(passes[phase])]
 
 
@@ -106,11 +94,9 @@ def _merged(found: List[Tuple[Tuple[str, ...], Layer]], depth: int) -> List[Laye
 
 
 def _both(one: Layer, other: Layer) -> Layer:
-    worst = max(one, other, key=lambda layer: layer.nan + layer.inf)
-    return one._replace(
-        min=min([x.min for x in (one, other) if x.min is not None], default=None),
-        max=max([x.max for x in (one, other) if x.max is not None], default=None),
-        nan=worst.nan,
-        inf=worst.inf,
-        begins=one.begins or other.begins,
-    )
+    ranges = one.range, other.range
+    worst = max(ranges, key=lambda each: each.nan + each.inf)
+    low = min([each.min for each in ranges if each.min is not None], default=None)
+    high = max([each.max for each in ranges if each.max is not None], default=None)
+    both = worst._replace(min=low, max=high)
+    return one._replace(range=both, begins=one.begins or other.begins)

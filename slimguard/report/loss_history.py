@@ -34,6 +34,11 @@ class Curve(NamedTuple):
     points: int
     bad: int
 
+    @property
+    def count(self) -> int:
+        """How many points are drawn."""
+        return sum(map(len, self.segments))
+
 
 def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
     """Reads the loss from the event files of a log directory.
@@ -58,7 +63,7 @@ def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
     if not series:
         return None, troubles
     tag = min(series, key=lambda t: _rank(t, len(series[t])))
-    return _curve(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2), most), troubles
+    return curve_of(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2), most), troubles
 
 
 def looks_like_loss(tag: str) -> bool:
@@ -121,7 +126,8 @@ def _number(value) -> Optional[float]:
     return float(found.item()) if found.size == 1 else None
 
 
-def _curve(tag: str, points: np.ndarray, most: int) -> Curve:
+def curve_of(tag: str, points: np.ndarray, most: int = 2000) -> Curve:
+    """The curve of points [n, 2], each a step and a loss; about `most` of them are kept."""
     good = points[np.isfinite(points).all(axis=1)]
     back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1
     segments = [s for s in np.split(good, back) if len(s)]

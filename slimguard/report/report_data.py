@@ -8,17 +8,18 @@ import dataclasses
 import datetime
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 import slimguard
 from slimguard.diagnosis import bundle
+from slimguard.diagnosis.diagnosis import PHASES
 from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from slimguard.report import last_steps, layer_ranges, loss_history, samples
+from slimguard.report import last_steps, layer_ranges, loss_history, samples, words
 from slimguard.report.last_steps import LastSteps
 from slimguard.report.layer_ranges import Layer
 from slimguard.report.loss_history import Curve
@@ -26,16 +27,63 @@ from slimguard.report.samples import Sheet
 from slimguard.system import files
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
-# The most bundles that a page shows, and the most bytes of their images: it must open on a phone.
-_MOST_BUNDLES, _MOST_IMAGES = 20, 6 << 20  # bytes, of all bundles; each image is drawn twice
+# The most bundles and samples that a page shows: it must open on a phone, and a sample takes up to
+# 100 kB, twice.
+_MOST_BUNDLES, _MOST_SAMPLES = 20, 40
 _MOST_NOTES, _MOST_FACTS = 20, 20
+_FEW_POINTS = 10  # a curve of fewer shows little
+
+
+class Fact(NamedTuple):
+    """A fact: its name, then code, words, and a line of code, each '' if there is none."""
+
+    name: str
+    code: str = ''
+    words: str = ''
+    line: str = ''
+
+
+class BundleView(NamedTuple):
+    """The contents of a bundle, but for its incident.
+
+    Attributes:
+      name: the name of its folder.
+      phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
+      explosion: what the steps before show of an explosion, in words, or ''.
+      trouble: what happened, in a sentence; '' if there is no diagnosis.
+      cause: the same as the diagnosis says it.
+      bad_rows: the rows of the batch that are at fault, as far as they are known.
+      facts: the other facts of the diagnosis.
+      batch: the arrays of the batch that are no images: a name, and lines of numbers.
+      layers: the ranges along the step.
+      sheets: the samples of the batch.
+      versions: the versions of the packages that made it.
+      steps: the last steps before the incident; None if they are not known.
+    """
+
+    name: str
+    phase: str = ''
+    explosion: str = ''
+    trouble: str = ''
+    cause: str = ''
+    bad_rows: Sequence[int] = ()
+    facts: Sequence[Fact] = ()
+    batch: Sequence[Tuple[str, str]] = ()
+    layers: Sequence[Layer] = ()
+    sheets: Sequence[Sheet] = ()
+    versions: str = ''
+    steps: Optional[LastSteps] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class IncidentView(Incident):
-    """An incident, and its place in the record, from 1 on; 0 for the incident of a bundle."""
+    """An incident, its place in the record, from 1 on, and its bundle.
+
+    The number is 0 for an incident that only a bundle tells of.
+    """
 
     number: int = 0
+    opened: Optional[BundleView] = dataclasses.field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
@@ -62,129 +110,86 @@ class IncidentView(Incident):
         return notes + (['variables were bad before the step'] if self.state_lost else [])
 
 
-def incident_of(number: int, record: Dict[str, Any]) -> IncidentView:
+def incident_of(number: int, record: Dict[str, Any], opened: Any = None) -> IncidentView:
     """An incident from the dictionary in a line of the record, or in a bundle.
 
     Raises:
       ValueError: if it is no record of an incident.
     """
-    return IncidentView(number=number, **vars(Incident.from_dict(record)))
+    return IncidentView(number=number, opened=opened, **vars(Incident.from_dict(record)))
 
 
 # The bundles.
 
 
-class BundleView(NamedTuple):
-    """The contents of a bundle.
-
-    Attributes:
-      name: the name of its folder.
-      incident: the incident.
-      phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
-      trouble: what happened, in a sentence.
-      cause: what happened, as the diagnosis says it; '' if there is no diagnosis.
-      bad_rows: the rows of the batch that are at fault, as far as they are known.
-      facts: the other facts of the diagnosis: a name, code, words, and a line, each '' for none.
-      batch: the arrays of the batch that are no images: a name, and lines of numbers.
-      layers: the ranges along the step.
-      sheets: the samples of the batch.
-      versions: the versions of the packages that made it.
-      steps: the last steps before the incident; None if they are not known.
-    """
-
-    name: str
-    incident: IncidentView
-    phase: str = ''
-    trouble: str = ''
-    cause: str = ''
-    bad_rows: Sequence[int] = ()
-    facts: Sequence[Tuple[str, ...]] = ()
-    batch: Sequence[Tuple[str, str]] = ()
-    layers: Sequence[Layer] = ()
-    sheets: Sequence[Sheet] = ()
-    versions: str = ''
-    steps: Optional[LastSteps] = None
-
-
-class UnreadableBundle(NamedTuple):
-    """A bundle that cannot be read, and why."""
-
-    name: str
-    why: str
-
-
-AnyBundle = Union[BundleView, UnreadableBundle]
-
-
-def bundle_of(path: str, room: int) -> AnyBundle:
-    """The bundle in the folder `path`; its samples take at most about `room` bytes."""
-    name = os.path.basename(path)
+def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str], List[str]]:
+    """The newest bundles, the oldest first; why others cannot be read; a note on older ones."""
     try:
-        return _view(name, bundle.read(path), room)
-    except (bundle.BundleError, OSError) as error:
-        return UnreadableBundle(name, str(error))
-    except Exception as error:  # one damaged bundle must not cost the others
-        said = 'incident.json is damaged: %s: %s' % (type(error).__name__, error)
-        return UnreadableBundle(name, said)
+        paths = bundle.paths(logdir)
+    except Exception as error:
+        return [], [], ['The bundles cannot be listed: %s' % _first_line(error)]
+    shown, views, unreadable = paths[-_MOST_BUNDLES:], [], []
+    for path in shown:
+        try:
+            opened = bundle.read(path)
+            most = min(16, _MOST_SAMPLES // len(shown))
+            view = _view(os.path.basename(path), opened, most)
+            views.append(incident_of(0, opened.incident, view))
+        except Exception as error:  # one damaged bundle must not cost the others
+            is_said = isinstance(error, (bundle.BundleError, OSError))
+            what = '' if is_said else 'incident.json is damaged: %s: ' % type(error).__name__
+            told = os.path.basename(path), what, error
+            unreadable.append('%s cannot be read: %s%s' % told)
+    left_out = len(paths) - len(shown)
+    return views, unreadable, ['%d older bundles are not shown.' % left_out] if left_out else []
 
 
-def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
+def _view(name: str, opened: bundle.Bundle, most: int) -> BundleView:
     said = opened.diagnosis
     drawn = _drawn_by_the_user(opened)
     versions = ', '.join('%s %s' % pair for pair in sorted(opened.versions.items()))
-    view = BundleView(
-        name,
-        incident_of(0, opened.incident),
-        versions=versions,
-        steps=last_steps.last_steps_of(opened.history),
-    )
+    steps = last_steps.last_steps_of(opened.history)
     if said is None:
-        sheets = samples.sheets(drawn, room=room)
-        return view._replace(batch=samples.in_numbers(drawn), sheets=sheets)
+        sheets, batch = samples.sheets(drawn, most=most), samples.in_numbers(drawn)
+        return BundleView(name, batch=batch, sheets=sheets, versions=versions, steps=steps)
     bad, rows = _bad_rows(said)
     suspects = bad if said['phase'] != 'input' else []
-    return view._replace(
+    return BundleView(
+        name,
         phase=said['phase'],
-        trouble='%s: %s.' % (_PHASES.get(said['phase'], said['phase']), said['trouble']),
+        explosion=str(said.get('explosion', '')),
+        trouble='%s: %s.'
+        % (words.begun(PHASES.get(said['phase'], said['phase'])), said['trouble']),
         cause=str(said['trouble']),
         bad_rows=bad,
         facts=_facts(said),
         batch=samples.in_numbers(drawn, bad, rows),
         layers=layer_ranges.layers_of(said['ranges'], said['tensor']),
-        sheets=samples.sheets(drawn, suspects, rows, room=room),
+        sheets=samples.sheets(drawn, suspects, rows, most),
+        versions=versions,
+        steps=steps,
     )
 
 
-_PHASES = {
-    'input': 'In the input',
-    'forward': 'In the forward pass',
-    'backward': 'In the backward pass',
-    'update': 'In the update',
-    'variable': 'In a variable',
-    'constant': 'A constant is bad',
-    'unknown': 'Not found',
-}
-
-
-def _facts(said: Dict[str, Any]) -> List[Tuple[str, str, str, str]]:
-    """The facts of a diagnosis: name, code, words and line of each."""
+def _facts(said: Dict[str, Any]) -> List[Fact]:
     line, facts = said['line'], []
     if said['op'] is not None:
         of = ', gradient of %s' % said['forward_op'] if said['forward_op'] else ''
         tensor = said['tensor'] or said['op']
-        facts.append(('Tensor', '%s (%s%s)' % (tensor, said['op_type'], of), '', ''))
+        facts.append(Fact('Tensor', '%s (%s%s)' % (tensor, said['op_type'], of)))
     if line:
         code = '%(file)s:%(number)s, in %(function)s' % line
-        facts.append(('Your line', code, '', str(line['text'])))
+        facts.append(Fact('Your line', code, line=str(line['text'])))
     for given in said['inputs'][:_MOST_FACTS]:
         found = ': '.join(filter(None, [_range(given['range']), given['where']]))
-        facts.append(('Input', str(given['name']), found, ''))
-    facts.append(('Value', '', _range(said['output']), ''))
+        if found:  # not so the axes of a sum, and other ints
+            facts.append(Fact('Input', str(given['name']), found))
+    facts.append(Fact('Value', words=_range(said['output'])))
     positions = [] if said['non_finite'] is None else said['non_finite']['positions']
     shown = ['%s = %g' % (list(place), float(value)) for place, value in positions[:6]]
     more = ', \N{HORIZONTAL ELLIPSIS}' if len(positions) > 6 else ''
-    facts.append(('Not finite', ', '.join(shown) + more, '', ''))
-    facts += [('Note', '', str(why), '') for why in said['not_seen'][:_MOST_FACTS]]
+    facts.append(Fact('Not finite', ', '.join(shown) + more))
+    facts += [Fact('Note', words=str(why)) for why in said['not_seen'][:_MOST_FACTS]]
     return [fact for fact in facts if any(fact[1:])]
 
 
@@ -231,8 +236,10 @@ class ReportData(NamedTuple):
       made: when the report was made, and with which versions.
       curve: the loss, or None.
       incidents: the record of incidents, the oldest first.
-      bundles: the oldest first.
-      notes: sentences on what could not be read.
+      unrecorded: the incidents of bundles that the record does not name.
+      unreadable: a sentence for each bundle that cannot be read.
+      notes: sentences on what else could not be read.
+      curve_note: a sentence on what the curve is, or why there is none; or ''.
       has_record: whether there is a record of incidents, readable or not.
       broken: why the record as a whole cannot be read; '' if it can.
     """
@@ -241,8 +248,10 @@ class ReportData(NamedTuple):
     made: str
     curve: Optional[Curve]
     incidents: List[IncidentView]
-    bundles: List[AnyBundle]
+    unrecorded: List[IncidentView]
+    unreadable: List[str]
     notes: List[str]
+    curve_note: str = ''
     has_record: bool = True
     broken: str = ''
 
@@ -250,7 +259,8 @@ class ReportData(NamedTuple):
 def gather(logdir: str) -> ReportData:
     """Reads the log directory of a training. Damaged or hostile contents make no error."""
     curve, notes = loss_history.read(logdir)
-    bundles, more = _bundles(logdir)
+    bundles, unreadable, more = _bundles(logdir)
+    curve, curve_note = _curve_of(curve, [it.opened.steps for it in bundles if it.opened])
     now = datetime.datetime.now().strftime('%Y-%m-%d %H:%M')
     versions = 'TensorFlow %s, slimguard %s' % (tf.__version__, slimguard.__version__)
     data = ReportData(
@@ -258,14 +268,38 @@ def gather(logdir: str) -> ReportData:
         made='Made %s with %s' % (now, versions),
         curve=curve,
         incidents=[],
-        bundles=bundles,
+        unrecorded=bundles,
+        unreadable=unreadable,
         notes=notes,
+        curve_note=curve_note,
     )
     data = _with_record(data, logdir)
     notes = data.notes + more
     left_out = len(notes) - _MOST_NOTES
     more = ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
     return data._replace(notes=notes[:_MOST_NOTES] + more)
+
+
+def _curve_of(
+    curve: Optional[Curve], histories: Sequence[Optional[LastSteps]]
+) -> Tuple[Optional[Curve], str]:
+    """The loss to draw, and a sentence on it, or ''.
+
+    Where the event files have few points, these are of the last steps before an incident.
+    """
+    points, note = (0, words.NO_SUMMARY) if curve is None else (curve.count, '')
+    if points < _FEW_POINTS:
+        curves = [last_steps.curve(steps) for steps in histories if steps is not None]
+        best = max([it for it in curves if it], key=lambda it: it.count, default=None)
+        if best is not None and best.count > points:
+            curve, points = best, best.count
+            note += words.OF_LAST_STEPS
+    if curve is not None and curve.bad:
+        said = '%d of the %d recorded values were not finite, and are not in the curve. '
+        note += said % (curve.bad, curve.points)
+    if curve is not None and points < 2:
+        curve, note = None, note + words.TOO_FEW_POINTS
+    return curve, note.strip()
 
 
 def title_of(logdir: str) -> str:
@@ -285,21 +319,12 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
         count = record.unreadable
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
         return data._replace(broken='%s incident (slimguard/incidents.jsonl).' % what)
-    incidents = enumerate(record.incidents, 1)
-    views = [IncidentView(number=number, **vars(incident)) for number, incident in incidents]
-    return data._replace(incidents=views, notes=data.notes + record.notes)
-
-
-def _bundles(logdir: str) -> Tuple[List[AnyBundle], List[str]]:
-    """The newest bundles, and notes on the others."""
-    try:
-        paths = bundle.paths(logdir)
-    except Exception as error:
-        return [], ['The bundles cannot be listed: %s' % _first_line(error)]
-    shown = paths[-_MOST_BUNDLES:]
-    views = [bundle_of(path, _MOST_IMAGES // len(shown)) for path in shown]
-    left_out = len(paths) - len(shown)
-    return views, ['%d older bundles are not shown.' % left_out] if left_out else []
+    opened = {it.opened.name: it.opened for it in data.unrecorded if it.opened}
+    views = [IncidentView(**vars(it), number=n) for n, it in enumerate(record.incidents, 1)]
+    views = [dataclasses.replace(it, opened=opened.get(it.bundle_name)) for it in views]
+    named = {it.bundle_name for it in views}
+    others = [it for it in data.unrecorded if it.opened and it.opened.name not in named]
+    return data._replace(incidents=views, unrecorded=others, notes=data.notes + record.notes)
 
 
 def _first_line(error: Exception) -> str:
@@ -312,7 +337,7 @@ def _first_line(error: Exception) -> str:
 
 def summary(data: ReportData) -> str:
     """The report in a sentence or two."""
-    readable = sum(isinstance(b, BundleView) for b in data.bundles)
+    readable = sum(it.opened is not None for it in data.incidents + data.unrecorded)
     if not readable:
         return told(data)
     kept = '%d of them are kept' % readable if readable > 1 else 'One is kept'
@@ -323,7 +348,7 @@ def told(data: ReportData) -> str:
     """The record in a sentence."""
     if data.broken:
         return 'The record of incidents cannot be read: %s.' % data.broken.rstrip('.')
-    if not data.has_record and data.bundles:
+    if not data.has_record and (data.unrecorded or data.unreadable):
         return 'There is no record of incidents, though bad steps were kept.'
     if not data.has_record:
         return 'There is no record of incidents: ' + record_file.WHY_NO_RECORD

@@ -57,7 +57,6 @@ def sheets(
     suspects: Sequence[int] = (),
     rows: int = 0,
     most: int = 16,
-    room: int = 16 << 20,
 ) -> List[Sheet]:
     """The arrays that look like images.
 
@@ -65,24 +64,16 @@ def sheets(
       values: arrays by Tensor names.
       suspects: the rows of the batch that made a later tensor bad.
       rows: the batch size that `suspects` refers to; arrays of another length have no suspects.
-      most: the most samples of an array to show; bad ones come first.
-      room: about how many bytes all samples may take on a page; each array shows one at least.
+      most: the most samples to show, of all arrays; each shows one at least, bad ones first.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
     for name, images in views:
         chosen = set(suspects) if len(images) == rows else set()
-        fitting = max(1, room // len(views) // _bytes_of_a_sample(images))
-        found.append(_sheet(name, values[name], images, chosen, min(most, fitting)))
+        fitting = max(1, most // len(views))
+        found.append(_sheet(name, values[name], images, chosen, fitting))
     return found
-
-
-def _bytes_of_a_sample(images: np.ndarray) -> int:
-    """The most bytes of a sample on a page: noise, which no PNG shrinks, in base64, with marks."""
-    step = _shrinking(images.shape[1:3])
-    height, width = (-(-side // step) for side in images.shape[1:3])
-    return height * width * max(3, images.shape[3]) * 4 // 3 + 10000
 
 
 def _shrinking(sides) -> int:
@@ -198,8 +189,8 @@ def in_numbers(
 ) -> List[Tuple[str, str]]:
     """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
 
-    Those that are not finite come first. A line has the first numbers of a row: bad rows, beside a
-    good one; without bad rows, two rows.
+    Those that are not finite come first, then those of the most numbers. A line has the first
+    numbers of a row: bad rows, beside a good one; without bad rows, two rows.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
@@ -214,7 +205,7 @@ def in_numbers(
         if as_images(value) is None:
             is_finite = value.dtype.kind in 'iub' or bool(np.isfinite(numbers(value)).all())
             told.append((is_finite, name, value))
-    told.sort(key=lambda each: each[0])
+    told.sort(key=lambda each: (each[0], -each[2].size))
     return [
         (
             '%s, %s%s' % (name, value.dtype, list(value.shape)),

@@ -4,14 +4,21 @@ import math
 import re
 from typing import Any, Optional
 
-NO_CURVE = (
-    'No loss curve: no scalar in the event files here looks like a loss. Add tf.compat.v1.summary.'
-    "scalar('total_loss', total_loss) to the graph, and the next report has one."
+NO_SUMMARY = (
+    'No scalar in the event files here looks like a loss. Add tf.compat.v1.summary.scalar('
+    "'total_loss', total_loss) to the graph, and the next report shows all of the training. "
 )
+OF_LAST_STEPS = 'This is the loss of the last steps that were kept before an incident. '
+TOO_FEW_POINTS = 'There are too few points for a curve.'
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '
     'Install it with: pip install matplotlib'
 )
+
+
+def begun(said: str) -> str:
+    """Words as the beginning of a sentence."""
+    return said[:1].upper() + said[1:]
 
 
 def name_of(kind: str) -> str:

@@ -41,8 +41,8 @@ class Examiner:
         if gate is None or gate not in self._evidence:
             return Found()
         labels, examine = gate.labels_of(reading.bad), self._evidence[gate].examine
-        found = examine(session, handled.incident, labels, decides, ends)
-        handled.note_found(found, reading.history)
+        found = examine(session, handled.incident, labels, decides, ends, reading.history)
+        handled.note_found(found)
         return found
 
     def keep(
@@ -55,7 +55,7 @@ class Examiner:
         labels, history = gate.labels_of(reading.bad), reading.history
         keep = self._evidence[gate].keep
         found = keep(session, handled.incident, labels, found, ends, history)
-        handled.note_found(found, history)
+        handled.note_found(found)
         handled.note_reason(found.why_not)
 
     def examine_ahead(

@@ -5,9 +5,7 @@ import dataclasses
 import threading
 from typing import Any, Callable, Counter, List, Mapping, Optional, Tuple
 
-from slimguard.diagnosis.diagnosis import GIVEN
 from slimguard.diagnosis.evidence import Found
-from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 
@@ -116,24 +114,16 @@ class OpenIncident:
                 self._error = error
                 error.incident = self.incident
 
-    def note_found(self, found: Found, history: Optional[History] = None) -> None:
-        """Notes what an examination has found, and whether data are at fault.
-
-        Args:
-          found: what it has found.
-          history: the last steps; None if they are not known.
-        """
-        diagnosis, jump = found.diagnosis, ''
-        if history is not None and diagnosis is not None and diagnosis.phase not in GIVEN:
-            jump = history.jump()
+    def note_found(self, found: Found) -> None:
+        """Notes what an examination has found, and whether data are at fault."""
+        diagnosis = found.diagnosis
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
-        told = None if diagnosis is None else diagnosis.in_short
-        self.cause = '; '.join(filter(None, [jump, told])) or None
+        self.cause = None if diagnosis is None else diagnosis.in_short
         self.kind = found.cause
         self.phase = 'unknown' if diagnosis is None else diagnosis.phase
         self.drew_finite, self.rows = found.drew_finite, found.bad_rows
-        lines = [jump, '' if diagnosis is None else str(diagnosis)]
-        self.note(diagnosis='\n'.join(filter(None, lines)) or None, bundle=found.bundle)
+        told = None if diagnosis is None else str(diagnosis)
+        self.note(diagnosis=told, bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:
         """Has `log(*args)` called once the incident has a line in the log."""

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.diagnosis import causes, preconditions
+from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnose import diagnose, diagnose_step, glance
-from slimguard.diagnosis.rerun import ExportOnce, StepCopy, variables_in_chunks
+from slimguard.diagnosis.rerun import StepCopy, export, variables_in_chunks
 from tests.helpers.zoo import Failed, regression, weights
 
 tf1 = tf.compat.v1
@@ -133,7 +133,7 @@ TABLE = [
 
 
 def culprit_of(op, values, forward):
-    return preconditions.Culprit(
+    return causes.Culprit(
         op.type,
         forward,
         [values[t.name] for t in op.inputs],
@@ -171,9 +171,7 @@ def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
     logits, nan = np.zeros([2, 3], np.float32), np.array([0, np.nan], np.float32)
     kind = 'SparseSoftmaxCrossEntropyWithLogits'
     bad, good = [
-        causes.explain(
-            preconditions.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32')
-        )
+        causes.explain(causes.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32'))
         for label in (3, 2)
     ]
     assert bad.sentence == (
@@ -214,6 +212,40 @@ def clipped(x, bad):
 
 def an_overflow_in_clip_by_global_norm():
     return clipped(placeholder('x'), with_(1.5e15, 2, 1))
+
+
+def an_exponential(scale):
+    """Of a batch with a row of 400 among rows of 1, each as many times as large as `scale`."""
+    x, scales = placeholder('x'), placeholder('scales', [])
+    loss = tf.reduce_mean(tf.exp(x * scales * weights([4])))
+    return fails(loss, {x: ONES, scales: 0.0}, {x: with_(400, 2, 1), scales: scale})
+
+
+def a_row_four_hundred_times_as_large():
+    return an_exponential(1.0)
+
+
+def a_row_four_hundred_times_as_large_that_is_not_at_fault():
+    return an_exponential(1e4)
+
+
+def a_logarithm(of):
+    x = placeholder('x')
+    logits = tf.matmul(x, weights([4, 4])) * [0.0, 1.0, 2.0, 3.0]
+    loss = tf.reduce_mean(tf.math.log(of(logits)))
+    return fails(loss, {x: ONES}, {x: with_(1e5, 2)})
+
+
+def a_logarithm_of_a_softmax():
+    return a_logarithm(tf.nn.softmax)
+
+
+def a_logarithm_of_1_less_a_sigmoid():
+    return a_logarithm(lambda logits: 1 - tf.nn.sigmoid(tf.abs(logits)))
+
+
+def a_logarithm_of_a_relu():
+    return a_logarithm(lambda logits: tf.nn.relu(-tf.abs(logits * 1e-3) + 1))
 
 
 def a_whole_batch_that_overflows():
@@ -414,6 +446,21 @@ STEPS = [
         'x:0 is as large as 1.5e+15, in row 2, and 1 at most in the other rows',
         'batch',
     ),
+    (
+        a_row_four_hundred_times_as_large,
+        'overflow of exp',
+        'x:0 is as large as 400, in row 2, and 1 at most in the other rows',
+        'batch',
+    ),
+    (
+        a_row_four_hundred_times_as_large_that_is_not_at_fault,
+        'overflow of exp',
+        '!in row',
+        'explosion',
+    ),
+    (a_logarithm_of_a_softmax, 'log of 0', '; its input comes from a Softmax', 'batch'),
+    (a_logarithm_of_1_less_a_sigmoid, 'log of 0', '; its input comes from a Sigmoid', 'batch'),
+    (a_logarithm_of_a_relu, 'log of 0', '!comes from', 'batch'),
     (a_whole_batch_that_overflows, 'overflow of float32', '!in row', 'explosion'),
     (a_row_all_hidden_by_a_constant, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
     (a_row_all_hidden_by_a_logarithm, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
@@ -451,9 +498,9 @@ STEPS = [
     ),
     (
         an_own_rate_that_counts_steps,
-        'division by 0 (1 of 1 values); it depends neither on the batch nor on the weights',
+        'division by 0 (1 of 1 values); it depends on variables alone, and not on the batch',
         '!in row',
-        'comes again',
+        'state',
     ),
     (an_own_optimizer_whose_slot_is_0, 'division by 0', '!it depends neither', ''),
     (
@@ -500,7 +547,7 @@ def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_fl
     assert (more[1:] not in (found.in_short or '')) if more[0] == '!' else (more in str(found))
     if make in (a_python_function_of_a_bad_value, a_python_function_of_finite_inputs):
         # So it is in a copy, too, and where nothing is run again nothing is said of its inputs.
-        exported = ExportOnce(failed.capture)()
+        exported = export(failed.capture)
 
         def variables(names):
             return variables_in_chunks(failed.session, failed.capture, names)
@@ -510,3 +557,21 @@ def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_fl
         assert again.in_short == found.in_short
         seen = glance(failed.capture, failed.values, 'no time')
         assert 'what it was given was not looked at' in seen.trouble and seen.kind == ''
+
+
+GREW = 'the loss went from 1 at step 40 to 1e+17 at step 61'
+
+
+def test_after_an_explosion_neither_the_op_nor_a_row_is_at_fault():
+    failed = an_overflow_in_clip_by_global_norm()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels, explosion=GREW)
+    assert found.in_short.startswith(GREW + '; then L2Loss overflowed; ')
+    assert str(found).startswith(GREW + '; then L2Loss overflowed\nin the ')
+    assert found.kind == 'explosion' and 'in row' not in str(found)
+    assert not found.non_finite.rows
+
+
+def test_what_the_batch_alone_made_bad_is_no_explosion():
+    failed = two_inputs_of_which_a_script_computed_one()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels, explosion=GREW)
+    assert not found.explosion and found.bad_rows == [2] and found.kind == 'batch'

@@ -187,7 +187,7 @@ def test_what_is_drawn_in_a_branch_from_one_tensor_twice(control_flow_v1):
     failed = Failed(regression(tf.matmul(tf.math.log(taken), weights())))
     assert diagnosis_of(failed).op_type == 'Log'
     with tf.Graph().as_default():  # each node once, and each a known op
-        tf1.import_graph_def(rerun.ExportOnce(failed.capture)().graph_def, name='')
+        tf1.import_graph_def(rerun.export(failed.capture).graph_def, name='')
 
 
 def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):

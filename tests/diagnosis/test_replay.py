@@ -230,14 +230,11 @@ def test_whatever_goes_wrong_is_a_sentence_and_exit_code_2(bundles, monkeypatch,
         replay.main(bundles['a_label'])
 
 
-def run_replay(path, stdout):
-    return forked_python('-m', 'slimguard', 'replay', path, stdout=stdout, text=False)
-
-
 def test_a_reader_that_has_gone_is_no_traceback(bundles):
     reading, writing = os.pipe()
     os.close(reading)
-    run = run_replay(bundles['a_label'], stdout=writing)
+    command = '-m', 'slimguard', 'replay', bundles['a_label']
+    run = forked_python(*command, stdout=writing, text=False)
     os.close(writing)
     assert run.returncode == 141  # as of any command, see terminal.streams
     assert b'Traceback' not in run.stderr and b'BrokenPipe' not in run.stderr

@@ -2,28 +2,34 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from slimguard.report import cards, html, report_data
 from tests.report.pages import Seen, line, record, rows_of, see
-from tests.report.test_last_steps import exploded, steps_of
 
 NAN = 'not finite: loss total_loss'
 
 
-def data_of(*said, bundles=(), diagnosis=''):
+def data_of(*said, bundles=(), diagnosis='', unreadable=()):
     """A report of incidents of (step, action, reason, bundle)."""
     names = ('step', 'action', 'reason', 'bundle')
     records = enumerate([dict(zip(names, each), diagnosis=diagnosis) for each in said], 1)
     incidents = [report_data.incident_of(number, it) for number, it in records]
-    return report_data.ReportData('x', '', None, incidents, list(bundles), [])
+    there = {it.opened.name: it for it in bundles}
+    incidents = [
+        dataclasses.replace(it, opened=there.pop(it.bundle_name).opened)
+        if it.bundle_name in there
+        else it
+        for it in incidents
+    ]
+    others = list(there.values())
+    return report_data.ReportData('x', '', None, incidents, others, list(unreadable), [])
 
 
-def bundle_of(name, step=1, phase='forward', steps=None, cause='of the diagnosis'):
-    incident = report_data.incident_of(0, {'step': step, 'reason': 'of the bundle'})
+def bundle_of(name, step=1, phase='forward', cause='of the diagnosis', explosion='', rows=(2,)):
     said = '%s: of the diagnosis.' % phase
-    return report_data.BundleView(name, incident, phase, said, cause, [2], steps=steps)
+    opened = report_data.BundleView(name, phase, explosion, said, cause, rows)
+    return report_data.incident_of(0, {'step': step, 'reason': 'of the bundle'}, opened)
 
 
 def first_of(*said, **kwargs):
@@ -79,16 +85,17 @@ def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
     said = [(1, 'skip', NAN, 'incident-1'), (2, 'skip', 'other', 'incident-2'), (3, 'raise', NAN)]
     bundles = [bundle_of('incident-1'), bundle_of('incident-2')]
     first, other = cards.kinds_of(data_of(*said, bundles=bundles), None)
-    assert (first.card.heading, first.card.name) == ('Step 3', '')
-    assert [card.name for card in first.alike] == ['incident-1'] and other.card.name == 'incident-2'
+    assert (first.card.heading, first.card.opened) == ('Step 3', None)
+    assert [card.opened.name for card in first.alike] == ['incident-1']
+    assert other.card.opened.name == 'incident-2'
 
 
 def test_without_a_record_the_bundles_are_told():
-    broken = report_data.UnreadableBundle('incident-3', 'x')
-    data = data_of(bundles=[bundle_of('incident-1'), bundle_of('incident-2', 7), broken])
+    bundles = [bundle_of('incident-1'), bundle_of('incident-2', 7)]
+    data = data_of(bundles=bundles, unreadable=['incident-3 cannot be read: x'])
     (kind,) = cards.kinds_of(data, None)
-    assert kind.card.name == 'incident-1' and kind.alike[0].heading == 'Step 7'
-    assert cards.broken(data) == ['incident-3 cannot be read: x']
+    assert kind.card.opened.name == 'incident-1' and kind.alike[0].heading == 'Step 7'
+    assert 'incident-3 cannot be read: x' in html.render(data)
 
 
 def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
@@ -98,15 +105,16 @@ def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
         bundles = [bundle_of('incident-103', 103, **kwargs)]
         return cards.kinds_of(data_of(said, bundles=bundles), None)[0].card
 
-    card = card_of(steps=exploded())
-    assert card.headline == (
-        'The learning rate went from 0.02 to 4 at step 101; the loss followed 3 steps later.'
-    )
+    explosion = 'the learning rate went from 0.02 to 4 at step 101; the loss followed 3 steps later'
+    card = card_of(explosion=explosion, rows=())
+    assert card.headline == 'T%s.' % explosion[1:] and len(card.commands) == 1
     assert card.more == 'forward: of the diagnosis.' and 'learning rate as it was' in card.to_do
-    # Bad data are the cause, whatever else there was.
-    for kwargs in ({'steps': exploded(), 'phase': 'input'}, {'steps': steps_of(np.ones([9, 2]))}):
-        card = card_of(**kwargs)
-        assert card.headline.endswith(': of the diagnosis.') and card.more == ''
+    grown = 'the loss went from 1 at step 40 to 1e+17 at step 61; then Square overflowed'
+    card = card_of(explosion=grown, cause='overflow of float32: Square', rows=())
+    assert card.headline == 'T%s.' % grown[1:] and 'smaller learning rate' in card.to_do
+    card = card_of()
+    assert card.headline == 'forward: of the diagnosis.' and card.more == ''
+    assert len(card.commands) == 2 and 'learning rate' not in card.to_do
 
 
 def test_the_reason_is_the_cause_and_symptoms_are_what_was_seen(tmp_path):

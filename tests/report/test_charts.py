@@ -144,11 +144,6 @@ def test_odd_histories_are_drawn(name):
         assert any('\\u202e\\x00\\ud800' in it for it in said)
 
 
-def test_a_step_that_was_held_shares_the_label_of_the_step_before_it():
-    steps = steps_of(np.ones([3, 1]))._replace(step=[11, 12, 12])
-    assert [label for _, label in charts._step_ticks(steps, 500)] == ['12', '11']
-
-
 def heat_of(norms):
     """The colours of the heat map, and its names."""
     steps = steps_of(norms)

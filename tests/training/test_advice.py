@@ -121,3 +121,26 @@ class TestWhatIsTold:
         assert 'loss %g): t%s\n' % (caught.value.incident.loss, why) in str(caught.value)
         (kind,) = cards.kinds_of(report_data.gather(str(tmp_path)), None)
         assert kind.card.headline == 'T%s.' % why
+
+    @pytest.mark.parametrize('rate, row', [(3.0, 1.5), (0.01, 1e20)])
+    def test_an_explosion_without_a_jump_is_told_by_how_far_the_loss_grew(
+        self, rate, row, tmp_path
+    ):
+        last = GOOD.copy()
+        last[2] = row
+        batches = [last] * 40 if rate > 1 else [GOOD] * 20 + [last]
+        with pytest.raises(slimguard.NanLossError) as caught:
+            options = dict(on_nan='raise', logdir=tmp_path)
+            loss = lambda y: tf.reduce_mean(tf.square(y - 1))  # noqa: E731
+            self.train(loss, batches, [rate] * len(batches), **options)
+        (kind,) = cards.kinds_of(report_data.gather(str(tmp_path)), None)
+        headline, to_do, commands = kind.card.headline, kind.card.to_do, kind.card.commands
+        if rate > 1:
+            assert headline.startswith('The loss went from ') and ' to ' in headline
+            assert headline.endswith('; then Square overflowed.')
+            assert 'row' not in headline and len(commands) == 1
+            assert to_do == advice.FOR_GROWTH
+        else:  # close by: the weights are good, and a row of the last batch is not
+            assert 'in row 2' in headline and commands[1].endswith(' --without 2')
+            assert 'learning rate' not in to_do
+        assert 't' + headline[1:-1] in str(caught.value) or rate < 1

@@ -82,7 +82,7 @@ def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in
             session.run(train_op, {x: np.ones([8, 4])})
     assert [record['action'] for record in records_in('logs')] == ['rollback', 'raise']
     first, incident = caught.value.incident.diagnosis.splitlines()[0], caught.value.incident
-    assert 'of a norm of zeros' in first and 'depends on the weights alone' in first
+    assert 'of a norm of zeros' in first and 'depends on variables alone' in first
     assert 'every batch is bad then' in incident.reason and 'since it went back' in incident.reason
     assert incident.advice is None
 
@@ -105,7 +105,7 @@ def test_weights_that_no_batch_reaches_or_that_a_batch_is_divided_by_are_weights
         assert np.all(session.run(s) == [1, 1])
     (record,) = records_in('logs')
     assert record['action'] == 'rollback'
-    assert 'it depends on the weights alone, and not on the batch' in record['diagnosis']
+    assert 'it depends on variables alone, and not on the batch' in record['diagnosis']
 
 
 def test_an_op_that_fails_on_a_batch_kept_in_a_variable_is_for_the_chain():

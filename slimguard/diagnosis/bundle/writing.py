@@ -13,7 +13,7 @@ from slimguard.diagnosis.bundle import arrays, folders, reading
 from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variables_in_chunks
+from slimguard.diagnosis.rerun import ExportedStep, bytes_of, export, variables_in_chunks
 from slimguard.incidents.history import History
 from slimguard.system import files
 
@@ -26,7 +26,6 @@ def write(
     values: Dict[str, np.ndarray],
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
-    export: Optional[ExportOnce] = None,
     history: Optional[History] = None,
 ) -> str:
     """Writes a bundle, and removes those beyond `max_bundles`, as `folders.remove_beyond` says.
@@ -42,7 +41,6 @@ def write(
       values: what the step drew, as `capture.take` returned it.
       diagnosis: the `Diagnosis`, if there is one.
       max_bundles: how many bundles there may be in `logdir`; at least 1.
-      export: exports the step of `capture`; given by a caller that has exported it already.
       history: the last steps, the bad one included, if they are known.
 
     Returns:
@@ -55,7 +53,7 @@ def write(
     """
     if max_bundles < 1:
         raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
-    exported = (export or ExportOnce(capture))()
+    exported = export(capture)
     size = _size(capture, exported, values)
     if size > reading.MOST_BYTES:
         limit = files.megabytes(reading.MOST_BYTES)

@@ -13,19 +13,20 @@ the backward pass again writes and draws nothing. Otherwise, and in another proc
 """
 
 from slimguard.diagnosis.rerun.chunks import bytes_of, variables_in_chunks
-from slimguard.diagnosis.rerun.exported_step import ExportedStep, ExportOnce
+from slimguard.diagnosis.rerun.exported_step import ExportedStep, export
 from slimguard.diagnosis.rerun.live_step import can_run_live, live_step
-from slimguard.diagnosis.rerun.step import Step, with_rows_replaced
+from slimguard.diagnosis.rerun.step import Step, batch_size, with_rows_replaced
 from slimguard.diagnosis.rerun.step_copy import ReplayError, StepCopy
 
 __all__ = [
-    'ExportOnce',
     'ExportedStep',
     'ReplayError',
     'Step',
     'StepCopy',
+    'batch_size',
     'bytes_of',
     'can_run_live',
+    'export',
     'live_step',
     'variables_in_chunks',
     'with_rows_replaced',

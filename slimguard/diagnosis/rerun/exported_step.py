@@ -1,6 +1,6 @@
 """A step as plain data, taken out of its graph: a bundle keeps it, and a copy is built of it."""
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -27,21 +27,13 @@ class ExportedStep(NamedTuple):
 
 
 def export(capture: Capture) -> ExportedStep:
-    """Takes a step out of its graph. The graph is only read."""
-    return _Export(capture).step()
+    """Takes a step out of its graph, which is only read; each later call returns the same.
 
-
-class ExportOnce:
-    """Exports a step when it is first called; each later call returns the same."""
-
-    def __init__(self, capture: Capture):
-        self._capture = capture
-        self._exported: Optional[ExportedStep] = None
-
-    def __call__(self) -> ExportedStep:
-        if self._exported is None:
-            self._exported = export(self._capture)
-        return self._exported
+    It takes as long as some steps, and diagnoses and bundles of all incidents need it.
+    """
+    if capture.exported is None:
+        capture.exported = _Export(capture).step()
+    return capture.exported
 
 
 class _Export:

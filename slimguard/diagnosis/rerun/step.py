@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.diagnosis.ranges import numbers
 from slimguard.diagnosis.rerun.chunks import bytes_of, in_chunks
 from slimguard.diagnosis.step_ops import (
     AnyGate,
@@ -19,6 +20,21 @@ from slimguard.graph.source_lines import Origin
 
 _CHUNK_BYTES = 192 << 20  # fetched at once
 _T = TypeVar('_T')
+
+
+def batch_size(drawn: Iterable[Tuple[str, np.ndarray]]) -> Optional[int]:
+    """The first dimension of the bad arrays; else that of most arrays; random ones count least.
+
+    Args:
+      drawn: what a step drew: the type of each op, and its value.
+    """
+    sizes: Dict[int, float] = {}
+    for op_type, value in drawn:
+        if np.ndim(value):
+            is_bad = value.dtype.kind not in 'OSUbiu' and not np.isfinite(numbers(value)).all()
+            weight = 100.0 if is_bad else (0.01 if 'Random' in op_type else 1.0)
+            sizes[len(value)] = sizes.get(len(value), 0.0) + weight
+    return max(sizes, key=lambda size: sizes[size]) if sizes else None
 
 
 def with_rows_replaced(

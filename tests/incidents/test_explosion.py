@@ -1,0 +1,90 @@
+"""What the last steps show of an explosion, and what they do not."""
+
+import numpy as np
+import pytest
+
+from slimguard.incidents.history import explosion_in
+from tests.report.test_last_steps import NAN, history_of
+
+
+def jumped(jump=4.0, after=3, loss=50.0, before=100):
+    """A training whose learning rate jumps after some steps, and whose loss follows."""
+    count = before + after + 2
+    rates, losses = np.full(count, 0.02), np.linspace(2, 1, count)
+    rates[before:], losses[before + after :] = jump, loss
+    return history_of(np.ones([count, 2]), loss=losses, rates=rates)
+
+
+def test_the_cause_of_an_explosion_is_the_jump_of_the_rate_before_it():
+    said = 'the learning rate went from 0.02 to 4 at step 101; the loss followed '
+    assert explosion_in(jumped()) == said + '3 steps later'
+    assert explosion_in(jumped(after=1)) == said + '1 step later'
+    assert explosion_in(jumped(after=0)) == said + 'in the same step'
+    assert explosion_in(dict(jumped(), step=[None] * 105)).count(' 4 steps before the last; ') == 1
+
+
+@pytest.mark.parametrize(
+    'how', [{'jump': 0.03}, {'loss': 5.0}, {'loss': NAN}, {'after': 60}, {'before': 5}], ids=str
+)
+def test_a_cause_that_cannot_be_seen_is_not_named(how):
+    assert explosion_in(jumped(**how)) == ''
+    assert explosion_in(dict(jumped(), learning_rate=[None] * 105)) == ''
+    assert explosion_in(None) == ''
+
+
+USUAL = np.random.RandomState(0).lognormal(0, 0.3, 100).tolist()
+
+
+def grown(losses, norms=1.0, **kwargs):
+    """What is said of losses; the last of them is that of the bad step."""
+    good = np.append(np.ones(len(losses) - 1), 0)
+    return explosion_in(
+        history_of(np.ones([len(losses), 1]) * norms, loss=losses, good=good, **kwargs)
+    )
+
+
+@pytest.mark.parametrize(
+    'losses, said',
+    [
+        # From the last step at which it was low to the last that was written.
+        (
+            [*USUAL, 0.6, 1e3, 1e8, 1e17, NAN],
+            'the loss went from 0.6 at step 101 to 1e+17 at step 104',
+        ),
+        # It explodes from the beginning.
+        (
+            [1.5, 1e2, 1e7, 1e20, 1e35, NAN],
+            'the loss went from 1.5 at step 1 to 1e+35 at step 5',
+        ),
+        ([-1.0, -1e9, NAN], 'the loss went from -1 at step 1 to -1e+09 at step 2'),
+    ],
+)
+def test_what_grew_far_beyond_all_that_was_usual_is_told(losses, said):
+    assert grown(losses) == said
+
+
+@pytest.mark.parametrize(
+    'losses',
+    [
+        [*USUAL, 1.0, 1e17],  # only the bad step's own loss: its batch may be at fault
+        [*USUAL, 1e4, 1e4, 1.0, NAN],  # it has come back
+        [*USUAL, 10.0, 50.0, NAN],
+        [1e-3, 0.5, NAN],  # a beginning
+        [*np.linspace(1e4, 1e-4, 99), NAN],
+        [*np.tile([1e-6, 1e-6, 1e-6, 1e-2], 25), NAN],  # near 0, with some hard batches
+        [NAN],
+    ],
+)
+def test_what_did_not_is_not(losses):
+    assert grown(losses) == ''
+
+
+def test_the_norm_of_the_gradients_grows_alike_and_a_return_ends_what_was_before_it():
+    norms = np.append(np.ones(50), [1e4, 1e9, NAN])[:, None]
+    said = 'the gradient norm went from 1 at step 50 to 1e+09 at step 52'
+    assert grown(np.ones(53), norms) == said
+    steps = [*range(1, 51), *range(41, 44)]
+    losses = [*np.ones(48), 1e5, 1e9, 1.0, 1.0, NAN]
+    assert grown(losses, step=steps) == ''
+    said = 'the loss went from 1 at step 41 to 1e+07 at step 42'
+    assert grown([*losses[:-2], 1e7, NAN], step=steps) == said

@@ -70,14 +70,14 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     instrumentation = RunOptions(options.tf1, options.quiet, arguments).guard(lent)
     if options.logdir is not None:
         needs.file_system(options.logdir)
-    from slimguard.unedited import script_watcher
+    from slimguard.unedited import script_session
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
     is_module = script[0] == '-m'
     start = run.run_module if is_module else run.run_script
     what, *given = script[1:] if is_module else script
     try:
-        script_watcher.end_at_stop(script_files, start, what, given)
+        script_session.end_at_stop(script_files, start, what, given)
     except SystemExit as error:
         seen.error = error if error.code else None
         raise

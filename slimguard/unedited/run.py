@@ -14,7 +14,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _RUNPY = runpy.run_path.__code__.co_filename
 # The script's traceback does not show these: plain Python would not be there.
 _ALWAYS_HIDDEN = (
-    *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_gone.py', 'run.py')),
+    *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_table.py', 'run.py')),
     _RUNPY,
 )
 # Nor all of slimguard, where it is not slimguard that failed.

@@ -40,7 +40,7 @@ class RunOptions(NamedTuple):
             lent.callback(tf1_names.uninstall)
             tf1_names.install()
         # These import TensorFlow, which the names of version 1 have to come before.
-        from slimguard.unedited import ending, script_watcher
+        from slimguard.unedited import ending, script_session
         from slimguard.unedited import instrumentation as instrumentations
         from slimguard.unedited.patches import Patches
 
@@ -56,7 +56,7 @@ class RunOptions(NamedTuple):
         patches = Patches()
         lent.callback(patches.undo)
         children.hand_on(patches, functools.partial(_guard_child, self), seen.note_child)
-        at_stop = functools.partial(script_watcher.end_at_stop, instrumentation.sessions.files)
+        at_stop = functools.partial(script_session.end_at_stop, instrumentation.sessions.files)
         patches.wrap_in_all(BaseProcess, 'run', at_stop)
         seen.has_names_of_1 = self.tf1 or tf1_names.is_native()
         if seen.has_names_of_1:

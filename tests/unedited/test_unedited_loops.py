@@ -16,7 +16,7 @@ from slimguard import compat
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.gate import gates_of
 from slimguard.graph import op_of
-from slimguard.unedited import script_folders
+from slimguard.unedited import script_files
 from tests.helpers.children import forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 
@@ -91,6 +91,20 @@ def tf_slim_training():
     return tf_slim.training
 
 
+def slim_learning(model, train_op, logdir, watch):
+    def step(session, *args):
+        result = slim.learning.train_step(session, *args)
+        watch(session)
+        return result
+
+    loss = train_op
+    if isinstance(train_op, tf.Operation):
+        with tf.control_dependencies([train_op]):
+            loss = tf.identity(model.loss)
+    given = {'number_of_steps': 4, 'log_every_n_steps': 0, 'save_summaries_secs': 0}
+    slim.learning.train(loss, str(logdir), train_step_fn=step, **given)
+
+
 def in_threads(model, train_op, logdir, watch):
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
@@ -120,7 +134,8 @@ def in_threads(model, train_op, logdir, watch):
             raise error
 
 
-LOOPS = [plain, interactive, by_callable, monitored, supervised, slim_training, in_threads]
+LOOPS = [plain, interactive, by_callable, monitored, supervised, slim_training, slim_learning]
+LOOPS.append(in_threads)
 
 
 def run(loop, logdir, on_nan, bad=(2,), minimize=Linear.minimize, value=np.nan, **kwargs):
@@ -182,7 +197,7 @@ def test_raise_ends_it_with_the_incident(loop, tmp_path):
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
     # These leave their own session cleanly.
-    asks = loop in (monitored, supervised, slim_training)
+    asks = loop in (monitored, supervised, slim_training, slim_learning)
     ends = contextlib.ExitStack() if asks else pytest.raises(tf.errors.OutOfRangeError)
     with ends:
         run(loop, tmp_path, 'stop')
@@ -486,8 +501,8 @@ def test_each_start_of_a_script_that_saves_nothing_has_a_folder_which_the_last_l
 def test_starts_in_the_same_second_have_folders_of_their_own(path, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', [path])
-    monkeypatch.setattr(script_folders.time, 'strftime', lambda _: 'now')
-    starts = [script_folders.FallbackFolder() for _ in range(3)]
+    monkeypatch.setattr(script_files.time, 'strftime', lambda _: 'now')
+    starts = [script_files.FallbackFolder() for _ in range(3)]
     os.chdir(os.sep)
     paths = [start.path() for start in starts]
     expected = [name + '-now', name + '-now-2', name + '-now-3']
@@ -550,7 +565,6 @@ def test_an_estimator_obeys(on_nan, steps, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize('guards_itself', [False, True])
 def test_a_loss_above_max_loss_is_a_bad_step_of_a_train_op_of_slims_too(guards_itself, tmp_path):
-    """In a plain session: slim's own `train` hands the limit on by itself."""
     with slimguard.instrument(on_nan='raise', max_loss=1e-6, logdir=tmp_path):
         model = Linear()
         create = (slimguard if guards_itself else slim.learning).create_train_op

@@ -1,8 +1,9 @@
 """The commands and their options; tells a script's part of a command line from ours."""
 
 import argparse
+import difflib
 import os
-from typing import FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
 
@@ -43,6 +44,9 @@ class Parsers(NamedTuple):
 
     def parse(self, ours: Sequence[str]) -> argparse.Namespace:
         """Reads our part of a command line, as `split` returns it; on an error shows the usage."""
+        command = next((each for each in ours if not each.startswith('-')), None)
+        if command is not None and command not in self.by_command:
+            self.all.error(_no_command(command, self.by_command))
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
             parser = self.by_command.get(options.command, self.all)
@@ -118,6 +122,14 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
         parser.error('there is no file %r to run' % script[0])
     if not os.path.isfile(os.path.join(script[0], '__main__.py')):
         parser.error('the folder %r has no __main__.py to run' % script[0])
+
+
+def _no_command(given: str, commands: Iterable[str]) -> str:
+    """The error for a command that is none, with the one that may be meant."""
+    if os.path.exists(given) and not difflib.get_close_matches(given, commands):
+        return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
+    near = difflib.get_close_matches(given, commands, 1) or commands
+    return 'there is no command %r; did you mean %s?' % (given, ', '.join(near))
 
 
 def _name_of(argument: str) -> str:

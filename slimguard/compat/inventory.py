@@ -1,6 +1,7 @@
 """The report on the installation: versions, names that were put back, and what is missing."""
 
 import importlib
+import os
 import platform
 import sys
 from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
@@ -112,9 +113,18 @@ def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
         ('TensorFlow', tensorflow.__version__ if tensorflow else _version_unread()),
         ('tf-slim', _slim_version(tensorflow)),
     ]
-    others = ('tf-keras', 'keras', 'numpy', 'protobuf', 'slimguard')
+    others = ('tf-keras', 'keras', 'numpy', 'protobuf', 'Jinja2', 'matplotlib')
     versions += [(name, version_of(name) or 'not installed') for name in others]
-    return tuple(versions)
+    return (*versions, ('slimguard', _own_version()))
+
+
+def _own_version() -> str:
+    """Which slimguard runs, and from where if that is no folder of installed packages."""
+    ours = sys.modules['slimguard']
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    is_installed = os.path.basename(folder) in ('site-packages', 'dist-packages')
+    version = getattr(ours, '__version__', 'of unknown version')
+    return version if is_installed else '%s, from %s' % (version, folder)
 
 
 def _version_unread() -> str:

@@ -158,8 +158,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             '--max_loss',
             metavar='X',
             type=arguments.positive,
-            help='a step with a loss above X is a bad step, too. An explosion may ruin the weights '
-            'before that; rollback:3x0.3 goes back',
+            help='a step with a loss above X is a bad step, too. If an explosion has ruined the '
+            'weights by then, rollback:3x0.3 goes back',
         ),
         run.add_argument(
             '--logdir',
@@ -210,9 +210,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
     run.add_argument(
         '--quiet',
         action='store_true',
-        help='log no line for a skipped batch, nor any other warning: only errors, the name of a '
-        'checkpoint that is saved at the end, and the last line, which says what became of the '
-        'training',
+        help='log errors, the checkpoint that is saved at the end, and the last line, which says '
+        'how the training went; no other warning, and no line for a skipped batch',
     )
     run.add_argument(
         '--tf1',
@@ -225,8 +224,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
 def _add_doctor(commands) -> None:
     doctor = commands.add_parser(
         'doctor',
-        help='name your TensorFlow and tf-slim, the names that slimguard put back, and what to '
-        'install',
+        help='list the installed versions, the names that slimguard put back, and what to install',
         description='Lists the installed versions, the names of tf-slim that slimguard put back, '
         'and what is missing or cannot be imported, with the pip command that mends it. Exits with '
         '1 if anything is missing. Works without TensorFlow.',

@@ -236,20 +236,20 @@ def after_stop(newest: Optional[str]) -> str:
     Args:
       newest: the checkpoint that the script saved last, or None.
     """
-    saved = 'It has saved no checkpoint, so what it has trained is lost'
+    saved = 'It saved no checkpoint, so what it trained is lost'
     if newest is not None:
         saved = 'The newest checkpoint that it saved is ' + newest
     return (
-        "'stop' has ended the script inside its loop: what follows the loop, such as a save, was "
-        "not run. %s. 'raise' saves first, once the script has saved; or catch "
-        'tf.errors.OutOfRangeError around the loop' % saved
+        "'stop' ended the script inside its loop: the code after the loop, such as a save, did not "
+        "run. %s. To keep the last state, use 'raise', which saves first if the script has saved "
+        'before, or catch tf.errors.OutOfRangeError around the loop' % saved
     )
 
 
 _RATE = '; learning rate x%g since the last rollback'
 _BY_ITSELF = (
-    'the script guards itself, by a NanLossHook, slimguard.watch or slimguard.train of its own: '
-    '%s. What it says there holds, and the options of run were not used for them'
+    'the script guards itself with a NanLossHook, slimguard.watch or slimguard.train: %s. Its own '
+    'settings hold there, and the options of run do not'
 )
 
 
@@ -257,11 +257,11 @@ def _why_nothing(seen: Account) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
     covers = (
-        'slimguard guards what an optimizer of TensorFlow 1 (tf.compat.v1.train.Optimizer), or an '
-        'update that the script computes, writes when a session runs it'
+        'slimguard guards the updates that a session runs, those of TensorFlow 1 optimizers '
+        '(tf.compat.v1.train.Optimizer) and those that the script computes'
     )
     if seen.runs:
-        return '%s, and of the %s of a session none did that' % (covers, _counted(seen.runs, 'run'))
+        return '%s, and %s of a session made none' % (covers, _counted(seen.runs, 'run'))
     if seen.error is not None:
         may_be_of_1 = not seen.has_names_of_1 and _may_be_of_tensorflow_1(seen.error)
         hint = _MAY_BE_OF_1 if may_be_of_1 else ''
@@ -278,9 +278,7 @@ _OTHERS = (
     '. Another process that it started is guarded only if run starts it too, or if it is a fork or '
     'a child of multiprocessing'
 )
-_IN_CHILDREN = (
-    ' itself. What it started (%s) is guarded as it is, and says itself what it has trained'
-)
+_IN_CHILDREN = ' itself. It started %s, which are guarded and have a last line of their own'
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
 
 

@@ -38,7 +38,7 @@ from slimguard.unedited.script_summaries import ScriptSummaries
 from slimguard.unedited.train_steps import GuardedStep, TrainSteps
 
 _NO_PARTIAL_RUN = (
-    'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
+    'Session.partial_run runs it apart from the checks of its gate; use Session.run instead'
 )
 
 
@@ -50,8 +50,8 @@ _NAN_BESIDE = (
 
 
 _NO_CALLABLE = (
-    'it is run by a callable made of options, as Keras does in fit, and not by Session.run; build '
-    'the train op with an optimizer of tf.compat.v1.train, and run it in a session'
+    'a callable runs it, as in the fit of Keras, and not Session.run; build the train op with an '
+    'optimizer of tf.compat.v1.train, and run it in a session'
 )
 
 

@@ -82,7 +82,7 @@ class OptimizerNotes:
         # Several losses count as one if they train the same variables, as the losses of towers do.
         if len(losses) > 1 and len({each.by for each in noted}) > 1:
             names = texts.listed([loss.op.name for loss in losses], _MOST_NAMES)
-            return losses, 'it trains several losses, not all by the same variables: ' + names
+            return losses, 'it trains several losses by different variables: ' + names
         for loss in losses:
             if not graphs.is_seen_from(loss, op_of(train_op)):
                 return losses, '%s is made inside of a loop or branch' % loss.op.name

@@ -247,10 +247,10 @@ _PASS_ON = frozenset(
 )
 
 WITH_FIRST = (
-    'it is written in one run with the first value of another variable, and of that there is no '
-    'copy yet to go back to. From the next run on it is guarded'
+    'the same run gives another variable its first value, and there is no older value to go back '
+    'to. It is guarded from the next run on'
 )
 _TOO_MANY = (
-    '%d updates that were built after others had been run are guarded, and no more: each makes the '
-    'graph larger, and the next one slower. Build an update once, ahead of the loop, and run that'
+    'the script builds an update anew for each run, and only the first %d of these are guarded: '
+    'each makes the graph larger, and the next run slower. Build the update once, before the loop'
 )

@@ -222,9 +222,9 @@ class ScriptSession(HookedSession):
 
 
 _IN_A_THREAD = (
-    'this ends a run in thread %r, and nothing in other threads. Unless it is caught '
-    'there, as by a tf.train.Coordinator, that thread ends and the others go on, or wait for it. '
-    'Out of a tf.py_func it comes as an UnknownError of the run around it.'
+    'this ends a run in thread %r, and nothing in other threads. If nothing catches it there, as a '
+    'tf.train.Coordinator does, that thread ends, and the others go on or wait for it. In a '
+    'tf.py_func it becomes an UnknownError of the run around it.'
 )
 
 

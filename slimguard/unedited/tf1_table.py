@@ -89,7 +89,7 @@ _ADDONS = ', in the package tensorflow-addons, whose last version is for TensorF
 
 # What took the place of a package, or of a name in one. It goes for all that is below it.
 GONE = {
-    'tf.contrib': 'slimguard gives what tf-slim and TensorFlow kept of it, and not this',
+    'tf.contrib': 'slimguard has the parts that tf-slim and TensorFlow kept, and not this one',
     'tf.contrib.crf': 'use tfa.text.crf_log_likelihood' + _ADDONS,
     'tf.contrib.cudnn_rnn': 'use tf.keras.layers.LSTM and GRU, which use cuDNN',
     'tf.contrib.data': 'use tf.data and tf.data.experimental',

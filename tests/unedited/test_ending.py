@@ -85,10 +85,10 @@ def test_why_nothing_was_guarded_is_said(monkeypatch):
     seen.has_names_of_1 = True
     assert 'this script ran no session: it enabled eager execution. Another' in str(seen)
     seen.runs = 1
-    assert str(seen).endswith('of the 1 run of a session none did that')
+    assert str(seen).endswith('that the script computes, and 1 run of a session made none')
     seen.own_steps = 2
-    assert str(seen).startswith('the script guards itself, by a NanLossHook')
-    assert ': 2 steps. What it says there holds' in str(seen)
+    assert str(seen).startswith('the script guards itself with a NanLossHook')
+    assert ': 2 steps. Its own settings hold' in str(seen)
 
 
 def test_a_step_that_fails_by_itself_has_written_nothing(tmp_path):
@@ -173,10 +173,10 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     )
     assert re.match(not_guarded, said[1])
     stopped, of_stopped, of_fork, of_parent = said[2:]
-    assert stopped.startswith("slimguard: 'stop' has ended the script inside its loop")
+    assert stopped.startswith("slimguard: 'stop' ended the script inside its loop")
     assert re.match(process + r'1 step, 1 incident \(stop 1\)', of_stopped)
     assert re.fullmatch(process + '3 steps, no incident', of_fork)
-    assert 'ran no session itself. What it started (5 processes) is guarded as it is' in of_parent
+    assert 'ran no session itself. It started 5 processes, which are guarded' in of_parent
 
 
 INTERRUPTED = """

@@ -6,17 +6,19 @@ import platform
 import sys
 from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
-from slimguard.compat.keras_layers import layers_remedy
 from slimguard.compat.modules import INSTALL_TENSORFLOW, find_spec, import_or_none
 from slimguard.compat.repairs import (
+    NO_SLIM,
+    Missing,
     Repair,
+    layers_remedy,
+    missing_slim,
     put_back_rows,
     require_tensorflow,
     revive,
     source_of,
     stop_watching,
 )
-from slimguard.compat.slim import NO_SLIM, Missing, missing_slim
 
 # TensorFlow's package goes by many names; the first that is installed counts.
 _TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()

@@ -15,8 +15,7 @@ The files:
     script_summaries.py          scalars where a script writes summaries
     replaced_functions.py        functions that answer a guarded script otherwise
     patches.py                   methods of TensorFlow, replaced for a while
-    run_options.py               the options of `run`, and what they do to a process
-    children.py                  processes that multiprocessing spawns are guarded, too
+    run_options.py               the options of `run`, for a process and the children it spawns
     run.py                       runs a script as python would
     ending.py                    what became of the trainings: what `run` says at the end
     tf1_names.py                 the names of TensorFlow 1, for scripts on TensorFlow 2

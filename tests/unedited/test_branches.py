@@ -53,17 +53,6 @@ def test_a_script_may_leave_bad_updates_out_by_itself(tmp_path):
 
 
 @pytest.mark.full
-def test_a_branch_in_the_model_of_a_plain_session_is_diagnosed(tmp_path):
-    def make(script):
-        first = script.product[0, 0]
-        out = tf.cond(first > 0, lambda: script.product * 2.0, lambda: script.product * 3.0)
-        return tf1.train.AdamOptimizer(0.01).minimize(tf.reduce_mean(tf.square(out)))
-
-    (incident,) = Script(tmp_path).run(make)
-    assert '1 NaN among 32 values' in incident.diagnosis
-
-
-@pytest.mark.full
 def test_a_sum_of_gradients_from_a_loop_and_a_branch_waits_for_nothing(tmp_path):
     """What comes out of a loop is in its frame: it cannot be made to wait for what is outside."""
 

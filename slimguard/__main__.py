@@ -12,9 +12,9 @@ from typing import Optional, Sequence
 
 import slimguard
 from slimguard.command import arguments as values
-from slimguard.command import doctor, needs, records, resumption
+from slimguard.command import doctor, records, resumption
 from slimguard.command import parser as parsers
-from slimguard.system import files, terminal
+from slimguard.system import terminal
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -30,15 +30,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if options.command != 'run':
             if 'folder' in options:
                 as_json = getattr(options, 'json', False)
-                options.folder = values.folder(
-                    options.folder, made.by_command[options.command], as_json
-                )
-                if files.is_remote(options.folder):
-                    needs.tensorflow(as_json)
+                parser = made.by_command[options.command]
+                options.folder = values.folder(options.folder, parser, as_json)
             _COMMANDS[options.command](options)
             return
         parsers.check_script(script, made.run)
-        needs.tensorflow_to_be_found()
+        values.find_tensorflow()
         for stray in parsers.strays(ours, script):
             terminal.complain(
                 '%s came after the script and was given to it; options for slimguard come before '
@@ -47,6 +44,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     lent = contextlib.ExitStack()
     try:
         _run(options, script, lent)
+    except KeyboardInterrupt as error:
+        if arguments is None:
+            from slimguard.unedited import run
+
+            run.note_interrupt(error)
+        raise
     finally:
         if arguments is not None:  # else this process ends, and its exit handlers come after us
             lent.close()
@@ -69,15 +72,15 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     )
     instrumentation = RunOptions(options.tf1, options.quiet, arguments).guard(lent)
     if options.logdir is not None:
-        needs.file_system(options.logdir)
-    from slimguard.unedited import script_watcher
+        values.require_file_system(options.logdir)
+    from slimguard.unedited import script_session
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
     is_module = script[0] == '-m'
     start = run.run_module if is_module else run.run_script
     what, *given = script[1:] if is_module else script
     try:
-        script_watcher.end_at_stop(script_files, start, what, given)
+        script_session.end_at_stop(script_files, start, what, given)
     except SystemExit as error:
         seen.error = error if error.code else None
         raise
@@ -87,15 +90,15 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
 
 
 def _replay(options: argparse.Namespace) -> None:
-    needs.tensorflow()
+    values.require_tensorflow()
     from slimguard.diagnosis import replay
 
     sys.exit(replay.main(options.folder, options.shell, options.without))
 
 
 def _report(options: argparse.Namespace) -> None:
-    needs.logdir(options.folder)
-    needs.tensorflow(besides=_INCIDENTS_NEEDS_NONE % shlex.quote(options.folder))
+    values.require_logdir(options.folder)
+    values.require_tensorflow(besides=_INCIDENTS_NEEDS_NONE % shlex.quote(options.folder))
     from slimguard.report import report
 
     sys.exit(report.main(options.folder, options.output, options.png, options.open))

@@ -340,7 +340,7 @@ class TestStdout:
     @pytest.mark.full
     @pytest.mark.parametrize('closed', ['>&-', '>&- 2>&-'])
     def test_one_that_is_closed_leaves_the_exit_code_as_it_is(self, logdir, closed):
-        for folder, expected in ((logdir, 0), (logdir + '/slimguard', 2)):
+        for folder, expected in ((logdir, 0), (os.path.dirname(__file__), 2)):
             command = '"$PYTHON" -m slimguard incidents "$LOGDIR" ' + closed
             code, out, _ = self.shell(command, folder)
             assert code == expected and not out

@@ -3,12 +3,11 @@
 The files:
 
     parser.py      the commands and their options; tells a script's arguments from ours
-    arguments.py   reads the value of an option, and says what was expected
+    arguments.py   reads options, and checks that a logdir and TensorFlow are there, or says so
     records.py     `incidents`: the record, in groups, as a table or as JSON
     resumption.py  `checkpoints`: the checkpoints, and which of them a restart resumes from
     doctor.py      `doctor`: what is installed, and what to install
     documents.py   one JSON document on stdout, for programs
-    needs.py       checks that a logdir and TensorFlow are there, or says what is missing
 
 No command imports TensorFlow before it has something to run or a checkpoint to read.
 """

@@ -1,18 +1,21 @@
-"""Reads the values of options from their texts, or says what was expected.
+"""Reads the values of options, and checks what a command needs, or says what is wrong.
 
-Errors are `argparse.ArgumentTypeError`: argparse puts the option's name before the message.
+The readers of options raise `argparse.ArgumentTypeError`: argparse puts the option's name before
+the message. The checks of a logdir and of TensorFlow end the command.
 """
 
 import argparse
 import contextlib
+import importlib
 import math
 import os
 from typing import Callable, Iterator, NoReturn, Optional
 
-from slimguard.command import documents
+from slimguard import compat
+from slimguard.command.documents import refuse
 from slimguard.incidents import policy_language
 from slimguard.incidents import spike as spikes
-from slimguard.system import files
+from slimguard.system import files, logdirs
 
 
 @contextlib.contextmanager
@@ -72,17 +75,59 @@ def logdir(text: str) -> str:
 def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -> str:
     """The absolute path of an existing directory; else ends the command with an error."""
 
-    def refuse(why: str) -> NoReturn:
+    def misfit(why: str) -> NoReturn:
         if as_json:
-            documents.refuse(why, as_json)
+            refuse(why, as_json)
         parser.error(why)
 
     try:
         path = files.as_path(given, 'the directory')
     except ValueError as error:
-        refuse(str(error))
-    # TensorFlow looks for a remote one, once it is imported.
-    if not files.is_remote(path) and not files.is_dir(path):
+        misfit(str(error))
+    if files.is_remote(path):
+        require_tensorflow(as_json)
+    elif not files.is_dir(path):
         found = os.path.lexists(path)
-        refuse(('%r is no directory' if found else 'there is no directory %r') % given)
-    return path
+        misfit(('%r is no directory' if found else 'there is no directory %r') % given)
+    return logdirs.meant_by(path)
+
+
+def find_tensorflow(as_json: bool = False, besides: str = '') -> None:
+    """Looks for TensorFlow, imports nothing; ends the command with a sentence if there is none.
+
+    Args:
+      as_json: whether to say so in a document.
+      besides: what else to say then.
+    """
+    try:
+        compat.require_tensorflow()
+    except ImportError as error:
+        refuse(str(error) + besides, as_json)
+
+
+def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
+    """Imports TensorFlow; ends the command with a sentence if that is not possible."""
+    find_tensorflow(as_json, besides)
+    try:
+        importlib.import_module('tensorflow')
+    except Exception as error:  # numpy or protobuf may raise anything
+        refuse(
+            'TensorFlow is installed and cannot be imported (%s: %s); slimguard doctor says how to '
+            'mend it' % (type(error).__name__, error),
+            as_json,
+        )
+
+
+def require_file_system(folder: str) -> None:
+    """Refuses a directory, existing or not, on a file system that TensorFlow does not support."""
+    try:
+        files.exists(folder)
+    except files.errors(folder) as error:
+        refuse(logdirs.cannot_be_read(folder, error))
+
+
+def require_logdir(folder: str, as_json: bool = False) -> None:
+    """Refuses a directory in which no training has left anything."""
+    missing = logdirs.what_is_missing(folder)
+    if missing is not None:
+        refuse(missing, as_json)

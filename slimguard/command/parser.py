@@ -1,8 +1,9 @@
 """The commands and their options; tells a script's part of a command line from ours."""
 
 import argparse
+import difflib
 import os
-from typing import FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
 
@@ -43,6 +44,9 @@ class Parsers(NamedTuple):
 
     def parse(self, ours: Sequence[str]) -> argparse.Namespace:
         """Reads our part of a command line, as `split` returns it; on an error shows the usage."""
+        command = next((each for each in ours if not each.startswith('-')), None)
+        if command is not None and command not in self.by_command:
+            self.all.error(_no_command(command, self.by_command))
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
             parser = self.by_command.get(options.command, self.all)
@@ -120,6 +124,14 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
         parser.error('the folder %r has no __main__.py to run' % script[0])
 
 
+def _no_command(given: str, commands: Iterable[str]) -> str:
+    """The error for a command that is none, with the one that may be meant."""
+    if os.path.exists(given) and not difflib.get_close_matches(given, commands):
+        return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
+    near = difflib.get_close_matches(given, commands, 1) or commands
+    return 'there is no command %r; did you mean %s?' % (given, ', '.join(near))
+
+
 def _name_of(argument: str) -> str:
     return _underscored(argument).partition('=')[0]
 
@@ -146,8 +158,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             '--max_loss',
             metavar='X',
             type=arguments.positive,
-            help='a step with a loss above X is a bad step, too. An explosion may ruin the weights '
-            'before that; rollback:3x0.3 goes back',
+            help='a step with a loss above X is a bad step, too. If an explosion has ruined the '
+            'weights by then, rollback:3x0.3 goes back',
         ),
         run.add_argument(
             '--logdir',
@@ -198,9 +210,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
     run.add_argument(
         '--quiet',
         action='store_true',
-        help='log no line for a skipped batch, nor any other warning: only errors, the name of a '
-        'checkpoint that is saved at the end, and the last line, which says what became of the '
-        'training',
+        help='log errors, the checkpoint that is saved at the end, and the last line, which says '
+        'how the training went; no other warning, and no line for a skipped batch',
     )
     run.add_argument(
         '--tf1',
@@ -213,8 +224,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
 def _add_doctor(commands) -> None:
     doctor = commands.add_parser(
         'doctor',
-        help='name your TensorFlow and tf-slim, the names that slimguard put back, and what to '
-        'install',
+        help='list the installed versions, the names that slimguard put back, and what to install',
         description='Lists the installed versions, the names of tf-slim that slimguard put back, '
         'and what is missing or cannot be imported, with the pip command that mends it. Exits with '
         '1 if anything is missing. Works without TensorFlow.',

@@ -14,7 +14,7 @@ import argparse
 import sys
 from typing import Any, Dict, List
 
-from slimguard.command import needs
+from slimguard.command import arguments
 from slimguard.command.documents import print_document, refuse
 from slimguard.incidents import incident_groups, record_file
 from slimguard.incidents.incident import replay_hint, report_hint
@@ -29,7 +29,7 @@ _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
 def incidents(options: argparse.Namespace) -> None:
     """Prints the record of `options.folder`."""
-    needs.logdir(options.folder, options.json)
+    arguments.require_logdir(options.folder, options.json)
     try:
         record = record_file.read_record(options.folder)
     except FileNotFoundError:

@@ -17,7 +17,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
-from slimguard.command import needs
+from slimguard.command import arguments
 from slimguard.command.documents import print_document, refuse
 from slimguard.incidents import record_file
 from slimguard.system import terminal
@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # it imports TensorFlow
 
 def checkpoints(options: argparse.Namespace) -> None:
     """Prints the checkpoints in `options.folder`, after a repair if the options ask for one."""
-    needs.logdir(options.folder, options.json)
-    needs.tensorflow(options.json)
+    arguments.require_logdir(options.folder, options.json)
+    arguments.require_tensorflow(options.json)
     import tensorflow as tf
 
     from slimguard.checkpoints import repair

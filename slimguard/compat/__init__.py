@@ -13,21 +13,26 @@ Example::
 
 The files:
 
-    table.py         the names that tf-slim uses and some TensorFlow lacks
-    repairs.py       revive(): puts them back; on_slim_import(): does so before tf-slim's import
-    keras_layers.py  the layers of Keras 2, which tf-slim uses
-    slim.py          import_slim(): which TF-Slim there is
-    inventory.py     report(): what is installed, put back and missing
-    modules.py       looks modules and names up
-    tf_private.py    every private name of TensorFlow that slimguard takes, and why
-    tf_callers.py    the same for variables that are read from the frames of TensorFlow's functions
+    table.py        the names that tf-slim uses and some TensorFlow lacks
+    repairs.py      revive(): puts them back; import_slim(): which TF-Slim there is
+    inventory.py    report(): what is installed, put back and missing
+    modules.py      looks modules and names up
+    tf_private.py   every private name of TensorFlow that slimguard takes, and why
+    tf_callers.py   the same for variables that are read from the frames of TensorFlow's functions
 
 `tf_private` and `tf_callers` import TensorFlow; the others do so only where they are called.
 """
 
 from slimguard.compat.inventory import Report, report
-from slimguard.compat.repairs import Repair, on_slim_import, require_tensorflow, revive
-from slimguard.compat.slim import Missing, import_slim, marks_of
+from slimguard.compat.repairs import (
+    Missing,
+    Repair,
+    import_slim,
+    marks_of,
+    on_slim_import,
+    require_tensorflow,
+    revive,
+)
 
 __all__ = [
     'Missing',

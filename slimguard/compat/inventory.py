@@ -1,21 +1,24 @@
 """The report on the installation: versions, names that were put back, and what is missing."""
 
 import importlib
+import os
 import platform
 import sys
 from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
-from slimguard.compat.keras_layers import layers_remedy
 from slimguard.compat.modules import INSTALL_TENSORFLOW, find_spec, import_or_none
 from slimguard.compat.repairs import (
+    NO_SLIM,
+    Missing,
     Repair,
+    layers_remedy,
+    missing_slim,
     put_back_rows,
     require_tensorflow,
     revive,
     source_of,
     stop_watching,
 )
-from slimguard.compat.slim import NO_SLIM, Missing, missing_slim
 
 # TensorFlow's package goes by many names; the first that is installed counts.
 _TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()
@@ -112,9 +115,18 @@ def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
         ('TensorFlow', tensorflow.__version__ if tensorflow else _version_unread()),
         ('tf-slim', _slim_version(tensorflow)),
     ]
-    others = ('tf-keras', 'keras', 'numpy', 'protobuf', 'slimguard')
+    others = ('tf-keras', 'keras', 'numpy', 'protobuf', 'Jinja2', 'matplotlib')
     versions += [(name, version_of(name) or 'not installed') for name in others]
-    return tuple(versions)
+    return (*versions, ('slimguard', _own_version()))
+
+
+def _own_version() -> str:
+    """Which slimguard runs, and from where if that is no folder of installed packages."""
+    ours = sys.modules['slimguard']
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    is_installed = os.path.basename(folder) in ('site-packages', 'dist-packages')
+    version = getattr(ours, '__version__', 'of unknown version')
+    return version if is_installed else '%s, from %s' % (version, folder)
 
 
 def _version_unread() -> str:

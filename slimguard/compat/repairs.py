@@ -1,18 +1,19 @@
-"""Puts back the names that tf-slim uses and the installed TensorFlow lacks."""
+"""Puts back the names that tf-slim uses and the installed TensorFlow lacks; imports TF-Slim."""
 
 import importlib
 import os
 import sys
 import types
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
-from slimguard.compat.keras_layers import KerasLayers
 from slimguard.compat.modules import (
     INSTALL_TENSORFLOW,
     find_spec,
+    has_contrib,
     import_or_none,
     is_on_disk,
     public,
+    tensorflow_version,
 )
 from slimguard.compat.table import LAYERS, TABLE, Row
 
@@ -149,3 +150,87 @@ def _leads_nowhere(value: Any) -> bool:
         legacy = os.environ.get('TF_USE_LEGACY_KERAS') in ('true', 'True', '1')
         target = LAYERS[0 if legacy else 1]
     return not is_on_disk(target)
+
+
+class KerasLayers(types.ModuleType):
+    """A module of Keras that is imported when one of its names is first used.
+
+    It replaces a lazy loader of TensorFlow's that points to a missing module.
+    """
+
+    def __init__(self, name: str, homes: Tuple[str, ...]) -> None:
+        super().__init__(name)
+        self._homes = homes
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__'):  # inspect, doctest and warnings ask every module for these
+            raise AttributeError(name)
+        return getattr(_import_layers(self._homes), name)
+
+
+def _import_layers(homes: Iterable[str]) -> types.ModuleType:
+    cause = None
+    for home in homes:
+        try:
+            return importlib.import_module(home)
+        except ImportError as error:
+            cause = cause or error
+    raise ImportError(
+        'tf-slim needs the v1 layers of Keras 2, for slim.batch_norm above all, and TensorFlow {} '
+        'does not have them: {}'.format(tensorflow_version(), layers_remedy())
+    ) from cause
+
+
+def layers_remedy() -> str:
+    """The command that installs the v1 layers: TensorFlow's own Keras until 2.15, then tf-keras."""
+    major, minor = tensorflow_version().split('.')[:2]
+    package = 'keras' if int(minor) < 16 else 'tf-keras'
+    return 'pip install "{}=={}.{}.*"'.format(package, major, minor)
+
+
+# TF-Slim itself.
+
+
+class Missing(NamedTuple):
+    """Something that cannot work here: its name, the reason, and what to do."""
+
+    name: str
+    why: str
+    remedy: str
+
+
+NO_SLIM = Missing('tf-slim', 'it is not installed', 'pip install tf-slim')
+
+
+def import_slim() -> types.ModuleType:
+    """Imports TF-Slim: ``tf_slim`` if it is installed, else TensorFlow 1.15's ``tf.contrib.slim``.
+
+    Raises:
+      ImportError: if there is neither; the message says what to install.
+    """
+    revive()
+    name = _slim_name()
+    if name is None:
+        raise ImportError('{}: {}. {}'.format(*NO_SLIM))
+    return importlib.import_module(name)
+
+
+def _slim_name() -> Optional[str]:
+    """The module that is TF-Slim here."""
+    if find_spec('tf_slim'):
+        return 'tf_slim'
+    return 'tensorflow.contrib.slim' if has_contrib() else None
+
+
+def missing_slim() -> Optional[Missing]:
+    """Why there is no TF-Slim; None if there is one."""
+    return NO_SLIM if _slim_name() is None else None
+
+
+def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:
+    """The defaults of `slim.learning` that mean "not given": for the global step, and for others.
+
+    `_USE_GLOBAL_STEP` and `_USE_DEFAULT` of tf_slim 1.1.0 and of tf.contrib.slim in 1.15. They have
+    no public names, and a call of slim's functions with all arguments needs them.
+    """
+    return learning._USE_GLOBAL_STEP, learning._USE_DEFAULT

@@ -5,15 +5,12 @@ TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
 """
 
 import sys
-import threading
 from types import CodeType, FrameType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-
-_GRAPH_LOCKS = '.python.util.lock_util'  # its module
 
 
 def callers() -> Iterator[FrameType]:
@@ -25,24 +22,6 @@ def callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def is_waiting(thread: threading.Thread) -> bool:
-    """Whether a thread waits for another: in a `join`, for an event, for a queue.
-
-    Only `sys._current_frames` tells. A wait in TensorFlow's module `lock_util` (1.15.5 and 2.21.0)
-    does not count: there a thread that builds ops waits while another thread's session reads the
-    graph.
-    """
-    frame = sys._current_frames().get(thread.ident or 0)
-    calls = set()
-    while frame is not None and frame.f_code.co_filename == threading.__file__:
-        calls.add(frame.f_code.co_name)
-        frame = frame.f_back
-    if frame is not None and str(frame.f_globals.get('__name__')).endswith(_GRAPH_LOCKS):
-        return False
-    # A thread that starts another waits for no more than its first instruction.
-    return not calls.isdisjoint(['join', 'wait']) and 'start' not in calls
 
 
 def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:

@@ -3,6 +3,7 @@
 Imports no TensorFlow for a local path.
 """
 
+import contextlib
 import fnmatch
 import os
 from typing import Iterable, Optional
@@ -23,16 +24,25 @@ class LogdirError(ValueError):
 
 
 def require_logdir(logdir: files.Path) -> str:
-    """A log directory as an absolute str.
+    """A log directory as an absolute str; its folder `slimguard` stands for the directory.
 
     Raises:
       LogdirError: if there is no such directory, or if it holds nothing of a training.
       TypeError, ValueError: if it is no path, as :func:`files.as_path` says.
     """
-    path = files.as_path(logdir)
+    path = meant_by(files.as_path(logdir))
     missing = what_is_missing(path)
     if missing is not None:
         raise LogdirError(missing)
+    return path
+
+
+def meant_by(path: str) -> str:
+    """The log directory, where the folder `slimguard` in it is given; else `path`."""
+    parent, name = os.path.split(path.rstrip('/'))
+    with contextlib.suppress(*files.errors(path)):  # whoever opens it says why
+        if name == _FOLDER and _has_any(files.list_dir(path), _MARKS_IN_FOLDER):
+            return parent
     return path
 
 
@@ -45,12 +55,9 @@ def what_is_missing(logdir: str) -> Optional[str]:
         names = files.list_dir(logdir)
         if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
             return None
-        parent, name = os.path.split(logdir.rstrip('/'))
-        is_within = name == _FOLDER and _has_any(names, _MARKS_IN_FOLDER)
-        if os.path.basename(parent) == _FOLDER and 'incident.json' in names:  # a bundle
-            is_within, parent = True, os.path.dirname(parent)
-        if is_within:
-            return '%s is in the logdir of a training: give %s' % (logdir, parent)
+        parent = os.path.dirname(logdir.rstrip('/'))
+        if os.path.basename(parent) == _FOLDER and 'incident.json' in names:
+            return '%s is a bundle, and no logdir: give %s' % (logdir, os.path.dirname(parent))
     except files.errors(logdir) as error:
         return cannot_be_read(logdir, error)
     return (

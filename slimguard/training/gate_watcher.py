@@ -4,7 +4,7 @@ It puts together what is each a file of its own: which runs to watch (watched_ru
 tell (incident_reading.py), and what is then done (incident_handler.py).
 """
 
-from typing import Any, Counter, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -77,10 +77,6 @@ class GateWatcher(tf1.train.SessionRunHook):
     @property
     def incident_count(self) -> int:
         return self._incident_list.count
-
-    def actions(self) -> Counter[str]:
-        """How often each action was taken, in all."""
-        return self._incident_list.actions()
 
     @property
     def fallbacks(self) -> Sequence[Any]:

@@ -1,9 +1,8 @@
 """An incident while it is handled: an `Incident` never changes, so each news makes a new one."""
 
-import collections
 import dataclasses
 import threading
-from typing import Any, Callable, Counter, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
@@ -24,7 +23,6 @@ class IncidentList:
     def __init__(self):
         self.incidents: List[Incident] = []
         self.count = 0
-        self._forgotten: Counter[str] = collections.Counter()  # by what was done
         self._lock = threading.Lock()  # threads that train may handle incidents at once
 
     def add(self, incident: Incident) -> None:
@@ -32,13 +30,7 @@ class IncidentList:
         with self._lock:
             self.incidents.append(incident)
             self.count += 1
-            self._forgotten.update(str(each.action) for each in self.incidents[:-_REMEMBERED])
             del self.incidents[:-_REMEMBERED]
-
-    def actions(self) -> Counter[str]:
-        """How often each action was taken, in all."""
-        with self._lock:
-            return self._forgotten + collections.Counter(str(it.action) for it in self.incidents)
 
     def replace(self, old: Incident, new: Incident) -> None:
         """Lists `new` in the place of `old`, if that is still there."""

@@ -3,16 +3,15 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence, Set
 
-import numpy as np
 import tensorflow as tf
 
-from slimguard.incidents.incident import report_hint
+from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
+from slimguard.system.log import log
 from slimguard.training import stop_signals
-from slimguard.training.fetch_structures import leaves
 
 # How many train ops, or variables, a sentence names.
 _MOST_NAMES = 3
@@ -22,8 +21,7 @@ class Account:
     """What became of the trainings of a script.
 
     Attributes:
-      train_ops: the names of the train ops that ran guarded, and how often each did; 0 where a
-        `NanLossHook` of the script's own watched slim's loop.
+      train_ops: the names of the train ops that ran guarded, and how often each did.
       refused: by name, which of those cannot be guarded, and why not.
       actions: what was done about incidents, and how often.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
@@ -31,12 +29,8 @@ class Account:
       runs: how many runs of sessions trained nothing that is known.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
       writing_runs: how many runs trained nothing, and were guarded for what they wrote.
-      failures: how often a guarded run ended in an error that is not ours, by its class. The end
-        of the input is none, nor is that of the session.
       refused_saves: how many saves were refused, as a variable was not finite.
       not_finite: the names of those variables.
-      since_nan: how many guarded runs there were after the last one that was skipped, or went back,
-        and gave the script a NaN; None if none did.
       jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
       saved_at_signal: what SIGTERM or Ctrl-C had saved, in words; '' if none came.
@@ -55,27 +49,36 @@ class Account:
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
         self.writing_runs = 0
-        self.failures: Dict[str, int] = {}
         self.refused_saves = 0
         self.not_finite: Dict[str, None] = {}
         self.own_steps = 0
-        self.since_nan: Optional[int] = None
         self.jump = ''
         self.error: Optional[BaseException] = None
         self.saved_at_signal = ''
         self.has_names_of_1 = False
         self.children = 0
         self.before_first: Callable[[], object] = lambda: None
+        self._without_loss: Set[str] = set()  # train ops whose loss was said to be unknown
 
-    def note_steps(self, train_op: str, steps: int) -> None:
-        """Notes steps of a guarded train op."""
-        self._note_first()
-        self.train_ops[train_op] = self.train_ops.get(train_op, 0) + steps
+    def refuse(self, name: str, error: Exception) -> None:
+        """Says, once for each name, that something is not guarded, and why not."""
+        if name not in self.refused:
+            self._note_first()
+            what = getattr(error, 'of', 'train op')
+            self.refused[name] = '%s %r cannot be: %s' % (what, name, error)
+            log().error('%s %r is NOT guarded: %s', what, name, error)
 
-    def note_refused(self, what: str, name: str, why: str) -> None:
-        """Notes what cannot be guarded: what it is, its name, and why not."""
-        self._note_first()
-        self.refused[name] = '%s %r cannot be: %s' % (what, name, why)
+    def say_no_loss(self, name: str, why: str) -> None:
+        """Says, once, that the loss of a train op is not known, and why; '' if it trains none."""
+        if name not in self._without_loss:
+            self._without_loss.add(name)
+            log().warning(
+                'the loss of train op %r is not known, so it is neither checked nor '
+                'compared with max_loss: %s. Its gradients, and what it writes, are checked all '
+                'the same. slimguard.guard(train_op, loss=...) gives it a loss.',
+                name,
+                why or 'it computes no gradients of a loss',
+            )
 
     def _note_first(self) -> None:
         if not self.has_trained:
@@ -92,43 +95,21 @@ class Account:
 
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
-        if self.since_nan is not None:
-            self.since_nan += 1
-        if not train_ops:
-            self._note_first()
-            self.writing_runs += 1
+        self._note_first()
+        self.writing_runs += not train_ops
         for train_op in train_ops:
-            self.note_steps(train_op, 1)
-
-    def note_fetched(self, values: Any) -> None:
-        """Notes the values that the script got from a run that wrote nothing."""
-        if any(map(_is_nan, leaves(values))):
-            self.since_nan = 0
+            self.train_ops[train_op] = self.train_ops.get(train_op, 0) + 1
 
     @property
     def incidents(self) -> int:
         """How many incidents were acted on."""
         return sum(self.actions.values())
 
-    def note_failure(self, error: Exception) -> None:
-        """Notes that a guarded run ended in an error, which a script may catch and say nothing.
-
-        The end of the input is none, nor is that of the session, which a queue's thread sees.
-        """
-        if not isinstance(error, (tf.errors.OutOfRangeError, tf.errors.CancelledError)):
-            kind = type(error).__name__
-            self.failures[kind] = self.failures.get(kind, 0) + 1
-
-    def note_incidents(
-        self,
-        action: str,
-        logdir: Optional[str],
-        times: int = 1,
-        learning_rate: Optional[float] = None,
-    ) -> None:
-        """Notes incidents that were acted on, and the logdir with their record, if it has one."""
-        self.actions[action] = self.actions.get(action, 0) + times
-        self.learning_rate = learning_rate or self.learning_rate
+    def note_incident(self, incident: Incident, logdir: Optional[str]) -> None:
+        """Notes an incident that was acted on, and the logdir with its record, if it has one."""
+        action = str(incident.action)
+        self.actions[action] = self.actions.get(action, 0) + 1
+        self.learning_rate = incident.learning_rate or self.learning_rate
         if logdir is not None:
             self.logdirs[logdir] = None
 
@@ -147,16 +128,25 @@ class Account:
         self.logdirs[logdir] = None
 
     def __str__(self) -> str:
-        by_itself = ''
-        if not self.train_ops and self.own_steps:
-            by_itself = _BY_ITSELF % _counted(self.own_steps, 'step')
-        if not self.train_ops and not self.writing_runs:
-            nothing = 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
-            return by_itself or nothing + self.see()
-        steps = sum(self.train_ops.values())
-        parts = [texts.listed(list(self.train_ops), _MOST_NAMES)] if self.train_ops else []
-        if steps:
-            parts[0] += ': %s' % _counted(steps, 'step')
+        clauses = []
+        if self.train_ops or self.writing_runs:
+            clauses.append(self._guarded() + self._saves())
+            if self.refused:
+                clauses.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
+            if self.saved_at_signal:
+                clauses.append(self.saved_at_signal)
+        elif not self.own_steps:
+            clauses.append('nothing here was guarded: %s%s' % (_why_nothing(self), self._saves()))
+        if self.own_steps and not self.train_ops:
+            clauses.append(_BY_ITSELF % _counted(self.own_steps, 'step'))
+        return '; '.join(clauses) + self.see()
+
+    def _guarded(self) -> str:
+        """What was guarded, and how many incidents there were."""
+        parts = []
+        if self.train_ops:
+            names = texts.listed(list(self.train_ops), _MOST_NAMES)
+            parts.append('%s: %s' % (names, _counted(sum(self.train_ops.values()), 'step')))
         if self.writing_runs:
             parts.append('%s that only wrote' % _counted(self.writing_runs, 'run'))
         said = 'guarded %s' % ' and '.join(parts)
@@ -166,19 +156,7 @@ class Account:
             done = ['%s %d' % each for each in self.actions.items()]
             rate = '' if self.learning_rate is None else _RATE % self.learning_rate
             said += ', %s (%s%s)' % (_counted(self.incidents, 'incident'), ', '.join(done), rate)
-        if self.jump:
-            said += ', but ' + self.jump
-        for kind, number in self.failures.items():
-            said += ', %s that failed with %s' % (_counted(number, 'step'), kind)
-        said += self._saves()
-        if self.refused:
-            said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
-        if self.saved_at_signal:
-            said += '; ' + self.saved_at_signal
-        is_ours = self.actions.keys() & {'raise', 'stop'}  # what has ended the script
-        if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
-            said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
-        return ('%s; %s' % (said, by_itself) if by_itself else said) + self.see()
+        return said + (', but ' + self.jump if self.jump else '')
 
     def see(self) -> str:
         """The command that shows what happened, behind a semicolon; '' if there is no record."""
@@ -258,26 +236,20 @@ def after_stop(newest: Optional[str]) -> str:
     Args:
       newest: the checkpoint that the script saved last, or None.
     """
-    saved = 'It has saved no checkpoint, so what it has trained is lost'
+    saved = 'It saved no checkpoint, so what it trained is lost'
     if newest is not None:
         saved = 'The newest checkpoint that it saved is ' + newest
     return (
-        "'stop' has ended the script inside its loop: what follows the loop, such as a save, was "
-        "not run. %s. 'raise' saves first, once the script has saved; or catch "
-        'tf.errors.OutOfRangeError around the loop' % saved
+        "'stop' ended the script inside its loop: the code after the loop, such as a save, did not "
+        "run. %s. To keep the last state, use 'raise', which saves first if the script has saved "
+        'before, or catch tf.errors.OutOfRangeError around the loop' % saved
     )
 
 
 _RATE = '; learning rate x%g since the last rollback'
-# A script may look at a loss one step later.
-_SOON = 1
-_ENDED_AT_NAN = (
-    '; the script ended %s after it had fetched a NaN of a bad step, of which nothing was written. '
-    'Whether a check of its own ended it, such as assert not np.isnan(loss), is not seen from here'
-)
 _BY_ITSELF = (
-    'the script guards itself, by a NanLossHook, slimguard.watch or slimguard.train of its own: '
-    '%s. What it says there holds, and the options of run were not used for them'
+    'the script guards itself with a NanLossHook, slimguard.watch or slimguard.train: %s. Its own '
+    'settings hold there, and the options of run do not'
 )
 
 
@@ -285,11 +257,11 @@ def _why_nothing(seen: Account) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
     covers = (
-        'slimguard guards what an optimizer of TensorFlow 1 (tf.compat.v1.train.Optimizer), or an '
-        'update that the script computes, writes when a session runs it'
+        'slimguard guards the updates that a session runs, those of TensorFlow 1 optimizers '
+        '(tf.compat.v1.train.Optimizer) and those that the script computes'
     )
     if seen.runs:
-        return '%s, and of the %s of a session none did that' % (covers, _counted(seen.runs, 'run'))
+        return '%s, and %s of a session made none' % (covers, _counted(seen.runs, 'run'))
     if seen.error is not None:
         may_be_of_1 = not seen.has_names_of_1 and _may_be_of_tensorflow_1(seen.error)
         hint = _MAY_BE_OF_1 if may_be_of_1 else ''
@@ -306,9 +278,7 @@ _OTHERS = (
     '. Another process that it started is guarded only if run starts it too, or if it is a fork or '
     'a child of multiprocessing'
 )
-_IN_CHILDREN = (
-    ' itself. What it started (%s) is guarded as it is, and says itself what it has trained'
-)
+_IN_CHILDREN = ' itself. It started %s, which are guarded and have a last line of their own'
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
 
 
@@ -327,11 +297,6 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
 def _has_record(logdir: str) -> bool:
     record = path_in(logdir)
     return files.is_remote(record) or files.is_file(record)
-
-
-def _is_nan(value: Any) -> bool:
-    array = np.asarray(value)
-    return array.dtype.kind == 'f' and bool(np.isnan(array).any())
 
 
 def _counted(number: int, what: str, several: str = '') -> str:

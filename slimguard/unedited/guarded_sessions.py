@@ -2,13 +2,13 @@
 
 Every loop ends in `tf.compat.v1.Session.run`: a plain one, that of a MonitoredSession, of a
 Supervisor, of an Estimator. There what trains is found (:mod:`train_steps`), its gate runs in its
-place, and the policy acts (:mod:`script_watcher`).
+place, and the policy acts (:mod:`script_session`).
 """
 
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -22,27 +22,23 @@ from slimguard.incidents.fallback_chain import FallbackChain, skipped_in_words
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Skip, Stop
-from slimguard.incidents.policy_language import OnNan, fallbacks_of
-from slimguard.incidents.spike import Spike
+from slimguard.incidents.policy_language import OnNan
 from slimguard.system.log import log
 from slimguard.training.run_kinds import inner_feeds
-from slimguard.training.step_history import STEPS
-from slimguard.training.stop_signals import SECONDS, StopSignals
+from slimguard.training.stop_signals import StopSignals
 from slimguard.training.training import Training, TrainingSettings
-from slimguard.unedited import own_runs
 from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
+from slimguard.unedited.own_updates import WITH_FIRST, UnguardedUpdateError, without_value
 from slimguard.unedited.patches import Patches, kept_already, kept_on
-from slimguard.unedited.refusals import Refusals
 from slimguard.unedited.script_files import ScriptFiles
 from slimguard.unedited.script_saves import ScriptRestorer
-from slimguard.unedited.script_session import ScriptSession
+from slimguard.unedited.script_session import ScriptSession, ScriptWatcher, is_of_incident
 from slimguard.unedited.script_summaries import ScriptSummaries
-from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.unedited.train_steps import GuardedStep, TrainSteps
 
 _NO_PARTIAL_RUN = (
-    'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
+    'Session.partial_run runs it apart from the checks of its gate; use Session.run instead'
 )
 
 
@@ -53,33 +49,9 @@ _NAN_BESIDE = (
 )
 
 
-class ScriptSettings(NamedTuple):
-    """How to guard a script.
-
-    Attributes:
-      on_nan: what happens after a bad step.
-      max_loss: a larger loss is a bad step too.
-      logdir: where records and bundles go; None for where the script saves.
-      capture: whether bad steps are kept and examined.
-      max_bundles: how many bundles there may be in one folder.
-      preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C.
-      spike: when a step is out of bounds; None if none is.
-      history: how many of the last steps are kept.
-    """
-
-    on_nan: OnNan = None
-    max_loss: Optional[float] = None
-    logdir: Optional[str] = None
-    capture: bool = True
-    max_bundles: int = 5
-    preemption_seconds: float = SECONDS
-    spike: Optional[Spike] = None
-    history: int = STEPS
-
-
 _NO_CALLABLE = (
-    'it is run by a callable made of options, as Keras does in fit, and not by Session.run; build '
-    'the train op with an optimizer of tf.compat.v1.train, and run it in a session'
+    'a callable runs it, as in the fit of Keras, and not Session.run; build the train op with an '
+    'optimizer of tf.compat.v1.train, and run it in a session'
 )
 
 
@@ -93,29 +65,31 @@ def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any
 class GuardedSessions:
     """Guards what sessions run, from `install` until its patches are undone.
 
+    Args:
+      on_nan: what happens after a bad step.
+      settings: what else the user says.
+
     Attributes:
       seen: what became of the trainings.
       files: where the script keeps its files.
     """
 
-    def __init__(self, settings: ScriptSettings):
+    def __init__(self, on_nan: OnNan, settings: TrainingSettings):
         self.seen = Account()
         self._lock = threading.RLock()
-        self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
-        self._settings = settings
+        logdir: Any = settings.logdir  # which is a str by now
+        self.files = ScriptFiles(logdir, self._lock, self.seen)
+        self._on_nan, self._settings = on_nan, settings
         seconds = settings.preemption_seconds
         self._signals = StopSignals(self._save_last, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
         self._inside = OWN_WORK
-        self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
+        self._steps = self._skipped = 0
         self._why_skipped = ''
-        self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
-        self._first_policy = (
-            Raise() if settings.on_nan is None else fallbacks_of(settings.on_nan)[0]
-        )
-        self._refusals = Refusals(self.seen)
+        policies = FallbackChain(on_nan, Raise())
+        self._learning_rate, self._first_policy = policies.learning_rate, policies.fallbacks[0]
 
     def install(self, patches: Patches) -> None:
         """Puts guarded methods in the place of TensorFlow's."""
@@ -139,8 +113,8 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
-        # that hears them already, and finishes its step.
+        # Other threads, which may run its steps, cannot. If this is the session of a
+        # `slimguard.train`, that hears them already, and finishes its step.
         self._signals.enter_if_first()
 
     @with_short_traceback
@@ -149,28 +123,15 @@ class GuardedSessions:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
         fed = self._fed_within(session.graph, feed_dict)
-        step = own_runs.step_of(self._step_of, session, fetches, fed)
+        step = self._step_with_values(session, fetches, fed)
         self.seen.runs += step is None
         if step is None or step.is_watched:
             self.seen.own_steps += step is not None
             return original(session, fetches, feed_dict, options, run_metadata)
-        incidents = self.seen.incidents
-        try:
-            watched = self._watched(session, original, step)
-            self._signals.enter()
-            given = step, feed_dict, options, run_metadata
-            run_step = functools.partial(self._run_counted, watched.run_step)
-            values = self._signals.run_step(session, run_step, *given)
-        except own_runs.HeldBeforeError as error:
-            own_runs.leave_alone(session, step, error, self._refusals)
-            return original(session, fetches, feed_dict, options, run_metadata)
-        except Exception as error:
-            if not is_of_incident(error):
-                self.seen.note_failure(error)
-            raise
-        if self.seen.incidents != incidents:
-            self.seen.note_fetched(_of_script(values))
-        return values
+        watched = self._watched(session, original, step)
+        self._signals.enter()
+        run_step = functools.partial(self._run_counted, watched.run_step)
+        return self._signals.run_step(session, run_step, step, feed_dict, options, run_metadata)
 
     def _run_counted(self, run_step, session, step: GuardedStep, *given) -> Any:
         """Runs a step and counts it, before a signal that came meanwhile saves its state."""
@@ -206,14 +167,14 @@ class GuardedSessions:
 
     def _partial_run_setup(self, original, session, fetches, *args, **kwargs):
         for name in self._prepare(session.graph).names_of_updates(fetches):
-            self._refusals.refuse(name, ValueError(_NO_PARTIAL_RUN))
+            self.seen.refuse(name, ValueError(_NO_PARTIAL_RUN))
         return original(session, fetches, *args, **kwargs)
 
     def _make_from_options(self, original, session, options):
         if not self._inside:
             named = [*options.fetch, *options.target]
             for name in self._prepare(session.graph).names_of_updates(named):
-                self._refusals.refuse(name, ValueError(_NO_CALLABLE))
+                self.seen.refuse(name, ValueError(_NO_CALLABLE))
         return original(session, options)
 
     def _finalize(self, original, graph):
@@ -238,15 +199,38 @@ class GuardedSessions:
                 run_context.request_stop()
             if kept_already(session.graph, 'told_nan_beside') is None:
                 kept_on(session.graph, 'told_nan_beside', lambda: True)
-                log().warning(_NAN_BESIDE, self._settings.on_nan)
+                log().warning(_NAN_BESIDE, self._on_nan)
 
     # Beneath.
 
     def _step_of(
-        self, session, fetches, fed: Sequence[tf.Tensor] = (), *more
+        self,
+        session,
+        fetches,
+        fed: Sequence[tf.Tensor] = (),
+        gives_first: bool = False,
     ) -> Optional[GuardedStep]:
         with self._lock, self._inside:
-            return self._steps_of(session.graph).step_for(fetches, fed, *more)
+            return self._steps_of(session.graph).step_for(fetches, fed, gives_first)
+
+    def _step_with_values(
+        self, session, fetches, fed: Sequence[tf.Tensor]
+    ) -> Optional[GuardedStep]:
+        """The step that a run is; without what gives variables their first values.
+
+        Of a variable that has no value yet there is no copy to go back to.
+        """
+        step = self._step_of(session, fetches, fed)
+        if step is None or not step.written:
+            return step
+        missing = without_value(session, step.written)
+        if not missing:
+            return step
+        names = sorted(each.name for each in step.written if each not in missing)
+        if names:
+            error = UnguardedUpdateError(WITH_FIRST, names)
+            self.seen.refuse(error.name, error)
+        return self._step_of(session, fetches, fed, gives_first=True)
 
     def _fed_within(self, graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
         """The tensors computed within a step that a run feeds."""
@@ -270,7 +254,7 @@ class GuardedSessions:
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
         if self._learning_rate is not None:
             scale_learning_rates(graph, is_shared=False)
-        told = (self._refusals.refuse, self._refusals.say_no_loss)
+        told = (self.seen.refuse, self.seen.say_no_loss)
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
     def _capture(self, step: GuardedStep, graph: tf.Graph) -> None:
@@ -289,11 +273,11 @@ class GuardedSessions:
         with self._lock, self._inside:
             found = self._sessions.get(session)
             if found is None:
-                graph, asked = session.graph, self._settings
+                graph = session.graph
+                # Its gates have the limit; where it saves, and so has its record, comes out later.
+                own = self._settings._replace(max_loss=None, logdir=None, capture=False)
                 training = Training(
-                    TrainingSettings(
-                        ends_job=False, capture=False, spike=asked.spike, history=asked.history
-                    ),
+                    own,
                     is_open=True,
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
                     evidence=_evidence_of(graph),
@@ -301,7 +285,7 @@ class GuardedSessions:
                     makes_sessions=False,
                 )
                 told = self.files, self._note_incidents, self.seen.note_jump
-                watcher = ScriptWatcher(asked.on_nan, training, *told)
+                watcher = ScriptWatcher(self._on_nan, training, *told)
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
 
@@ -314,19 +298,11 @@ class GuardedSessions:
             self._skipped += 1
             self._why_skipped = self._why_skipped if last.diagnosis is None else last.cause
         for incident in incidents:
-            rate = incident.learning_rate
-            self.seen.note_incidents(str(incident.action), logdir, learning_rate=rate)
+            self.seen.note_incident(incident, logdir)
 
     def _count(self, step: GuardedStep) -> None:
         self._steps += 1
         self.seen.note_run(step.names)
-
-
-def _of_script(values: Any) -> Any:
-    """The values of a run without those that hooks have asked for."""
-    if not isinstance(values, dict):
-        return values
-    return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:

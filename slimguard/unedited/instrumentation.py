@@ -1,4 +1,4 @@
-"""For code that is not edited: guards its sessions, and puts guarded functions in slim's place.
+"""For code that is not edited: guards its sessions.
 
 Everything that the code then builds and trains is guarded:
 
@@ -7,42 +7,19 @@ Everything that the code then builds and trains is guarded:
         train_mobilenet.main()
 """
 
-import functools
-import importlib.machinery
-import inspect
 import sys
-from typing import Any, Callable, Counter, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from slimguard import compat, learning
-from slimguard import gate as gates
-from slimguard.checkpoints.state_file import is_same
-from slimguard.diagnosis.evidence import require_capture
-from slimguard.gate.arguments import is_made_inside
-from slimguard.incidents.policies import Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
-from slimguard.incidents.spike import AnySpike, as_spike
+from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
-from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.incident_reading import Reading
 from slimguard.training.step_history import STEPS, require_history
-from slimguard.training.stop_signals import SECONDS, last_words, require_seconds
-from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.watchers import handed, watchers_in
-from slimguard.unedited import good_checkpoints, numeric_checks
-from slimguard.unedited.guarded_sessions import GuardedSessions, ScriptSettings
+from slimguard.training.stop_signals import SECONDS
+from slimguard.training.training import TrainingSettings
+from slimguard.unedited import replaced_functions
+from slimguard.unedited.guarded_sessions import GuardedSessions
 from slimguard.unedited.patches import Patches
-from slimguard.unedited.train_steps import name_of
-
-# Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
-# it is: slim's, around a Supervisor, or that around a MonitoredSession. The last two belong to
-# TensorFlow 1.15, which imports them only once somebody asks for tf.contrib.
-_MODULES = {
-    'tf_slim.learning': 'slim',
-    'tf_slim.training.training': 'monitored',
-    'tensorflow.contrib.slim.python.slim.learning': 'slim',
-    'tensorflow.contrib.training.python.training.training': 'monitored',
-}
 
 _active: Optional['Instrumentation'] = None
 
@@ -60,16 +37,13 @@ def instrument(
     """Guards every training from here on, in code that knows nothing of slimguard.
 
     Every update that an optimizer of TensorFlow 1 makes from here on gets a gate when a session
-    runs it, in any loop, and the policy acts there: `Session.run` raises `NanLossError` for
-    'raise', and `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback'
-    restores the newest finite checkpoint that the code's own `Saver` wrote, or the state before the
-    first step. A `Saver` refuses a save that is not finite, and a `NanTensorHook` leaves a guarded
-    training to the policy. The log names, once, each update that cannot be guarded.
-
-    Guarded functions replace `create_train_op` and `train` of `slim.learning`, of
-    `tf_slim.training`, and of `tf.contrib` if it exists: in their modules, and in loaded code that
-    has imported them by name. Histogram summaries leave out values that are not finite;
-    TensorFlow's own raise for them.
+    runs it, in any loop, `slim.learning.train` among them, and the policy acts there: `Session.run`
+    raises `NanLossError` for 'raise', and `tf.errors.OutOfRangeError`, as at the end of an input,
+    for 'stop'. 'rollback' restores a snapshot, the newest finite checkpoint that the code's own
+    `Saver` wrote, or the state before the first step. A `Saver` refuses a save that is not finite,
+    and a `NanTensorHook` leaves a guarded training to the policy. The log names, once, each update
+    that cannot be guarded. Histogram summaries leave out values that are not finite; TensorFlow's
+    own raise for them.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
@@ -90,47 +64,35 @@ def instrument(
 
     Raises:
       ValueError, TypeError: for an unknown policy, a bad `max_loss`, `logdir`, `max_bundles`,
-        `preemption_seconds`, `spike` or `history`; if slim is instrumented already with other
+        `preemption_seconds`, `spike` or `history`; if `instrument` is in force already with other
         arguments.
     """
     global _active
-    gates.require_max_loss(max_loss)
-    require_capture(capture, max_bundles)
-    require_seconds(preemption_seconds)
-    if on_nan is not None:
-        fallbacks_of(on_nan)
-    logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = ScriptSettings(
-        on_nan,
-        max_loss,
-        logdir,
-        capture,
-        max_bundles,
-        preemption_seconds,
-        as_spike(spike),
-        require_history(history),
-    )
-    if _active is not None:
-        if not _mean_the_same(settings, _active.settings):
-            given = _active.settings._asdict().items()
-            unusual = [each for each in given if each not in ScriptSettings()._asdict().items()]
-            raise ValueError(
-                'slim is instrumented already, with %s; to end that, call '
-                'slimguard.instrument(%s).uninstrument() first'
-                % tuple(', '.join('%s=%r' % each for each in of) for of in (given, unusual))
-            )
-        return _active
-    compat.import_slim()
-    _active = Instrumentation(settings)
+    fallbacks = None if on_nan is None else fallbacks_of(on_nan)
+    settings = TrainingSettings(
+        max_loss=max_loss,
+        logdir=logdir,
+        ends_job=False,
+        capture=capture,
+        max_bundles=max_bundles,
+        preemption_seconds=preemption_seconds,
+        spike=spike,
+        history=require_history(history),
+    ).require()
+    if _active is None:
+        _active = Instrumentation(on_nan, settings)
+    elif (fallbacks, settings) != (_active.fallbacks, _active.settings):
+        given = {'on_nan': _active.on_nan, **_active.settings._asdict()}
+        usual = {'on_nan': None, **_USUAL._asdict()}
+        said = ', '.join('%s=%r' % each for each in given.items() if each not in usual.items())
+        raise ValueError(
+            'instrument is in force already, with other arguments; to end that, call '
+            'slimguard.instrument(%s).uninstrument() first' % said
+        )
     return _active
 
 
-def _mean_the_same(settings: ScriptSettings, other: ScriptSettings) -> bool:
-    """Whether they differ at most in how a policy is written: 'skip', ['skip'], Skip()."""
-    ours, theirs = [
-        None if each.on_nan is None else fallbacks_of(each.on_nan) for each in (settings, other)
-    ]
-    return ours == theirs and settings._replace(on_nan=None) == other._replace(on_nan=None)
+_USUAL = TrainingSettings(ends_job=False, history=STEPS)
 
 
 def is_active() -> bool:
@@ -142,36 +104,26 @@ class Instrumentation:
     """What `instrument` did, and how to undo it.
 
     Attributes:
-      settings: what was given to `instrument`.
+      on_nan, settings: what was given to `instrument`.
+      fallbacks: `on_nan` as policies; None for the default.
       sessions: what guards the sessions.
     """
 
-    def __init__(self, settings: ScriptSettings):
-        self.settings = settings
-        self._replaced: Dict[Callable, Callable] = {}
-        slims: Dict[Callable, Callable] = {}
-        for name in _MODULES:
-            if name in sys.modules:
-                slims.update(self._replacements_in(sys.modules[name]))
-        self._replace({**slims, **good_checkpoints.replacements(), **numeric_checks.replacements()})
-        self._finder = _AfterImport(self._instrument)
-        sys.meta_path.insert(0, self._finder)
+    def __init__(self, on_nan: OnNan, settings: TrainingSettings):
+        self.on_nan, self.settings = on_nan, settings
+        self.fallbacks = None if on_nan is None else fallbacks_of(on_nan)
+        self._replaced = replaced_functions.replacements()
+        _replace_everywhere(self._replaced)
         self._patches = Patches()
-        self.sessions = GuardedSessions(settings)
+        self.sessions = GuardedSessions(on_nan, settings)
         self.sessions.install(self._patches)
-        log().info(
-            'instrumented %s; on_nan=%r, max_loss=%r',
-            ', '.join('%s.%s' % (f.__module__, f.__name__) for f in slims),
-            settings.on_nan,
-            settings.max_loss,
-        )
+        log().info('sessions are guarded; on_nan=%r, max_loss=%r', on_nan, settings.max_loss)
 
     def uninstrument(self) -> None:
-        """Puts back what was there, everywhere. Train ops that were guarded stay guarded."""
+        """Puts back what was there, everywhere."""
         global _active
         if _active is not self:
             return
-        sys.meta_path.remove(self._finder)
         self.sessions.release()
         self._patches.undo()
         _replace_everywhere({new: old for old, new in self._replaced.items()})
@@ -182,149 +134,6 @@ class Instrumentation:
 
     def __exit__(self, *_) -> None:
         self.uninstrument()
-
-    def _instrument(self, module) -> None:
-        self._replace(self._replacements_in(module))
-
-    def _replacements_in(self, module) -> Dict[Callable, Callable]:
-        """By a function of one of _MODULES, what takes its place."""
-        train = self._train if _MODULES[module.__name__] == 'slim' else self._train_monitored
-        return {
-            module.create_train_op: self._create_train_op(module.create_train_op),
-            module.train: train(module.train),
-        }
-
-    def _replace(self, replacements: Dict[Callable, Callable]) -> None:
-        _replace_everywhere(replacements)
-        self._replaced.update(replacements)
-
-    def _create_train_op(self, original: Callable) -> Callable:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def create_train_op(*args, **kwargs):
-            bound = signature.bind(*args, **kwargs)
-            if self._skips_first():
-                # The gate checks all the same, and no session that is guarded lets the check raise.
-                # After `uninstrument` the train op stays guarded: there it would end a plain loop.
-                bound.arguments['check_numerics'] = False
-            made = original(*bound.args, **bound.kwargs)
-            # What runs a loop or function is guarded, when a session runs that.
-            return made if is_made_inside(made) else learning.guard_new(made)
-
-        return create_train_op
-
-    def _train(self, original: Callable) -> Callable:
-        @functools.wraps(original)
-        def train(*args, **kwargs):
-            logdir = _logdir_of(*args, **kwargs)
-            if not logdir and 'hooks' not in kwargs:
-                # It saves nothing. The guarded sessions guard it, and keep a record all the same.
-                return original(*args, **kwargs)
-            self._warn_of_another(logdir)
-            directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own
-            kwargs = dict(self._defaults(kwargs), **kwargs)
-            watcher = _watcher_in(kwargs)
-            noted = watcher, watcher.actions(), directory, *args
-            note = functools.partial(self._note_training, *noted, **kwargs)
-            last_words.insert(0, note)  # SIGTERM ends the process inside of the loop
-            try:
-                return learning.train(*args, **kwargs)
-            finally:
-                last_words.remove(note)
-                note()
-
-        return train
-
-    def _warn_of_another(self, logdir: Optional[files.Path]) -> None:
-        asked = self.settings.logdir
-        if asked is not None and logdir and not is_same(asked, files.as_logdir(logdir)):
-            log().warning(
-                '%s is to have the record, but slim.learning.train has a logdir, %s: '
-                'record and bundles of this training go there.',
-                asked,
-                logdir,
-            )
-
-    def _note_training(
-        self, watcher: GateWatcher, before: Counter[str], directory: str, train_op, *_, **__
-    ) -> None:
-        """Notes a training, and what was done about its incidents."""
-        seen = self.sessions.seen
-        steps = watcher.steps if isinstance(watcher, _CountingWatcher) else 0
-        seen.note_steps(name_of(gates.as_train_op(train_op)), steps)
-        rates = [it.learning_rate for it in watcher.incidents if it.learning_rate is not None]
-        for action, times in (watcher.actions() - before).items():
-            seen.note_incidents(action, directory, times, rates[-1] if rates else None)
-
-    def _train_monitored(self, original: Callable) -> Callable:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def train(*args, **kwargs):
-            arguments = signature.bind(*args, **kwargs).arguments
-            hooks = arguments.get('hooks') or ()
-            logdir = arguments.get('logdir')
-            logdir = files.as_logdir(logdir) if logdir else None
-            if gates.writes_something(arguments['train_op']):
-                arguments['train_op'] = gates.guard(arguments['train_op'])
-            # A NanLossHook of the code's own watches; else the guarded session does.
-            asked = self.settings
-            said = TrainingSettings(
-                asked.max_loss, logdir, spike=asked.spike, history=asked.history
-            )
-            with handed(hooks, Training(said)):
-                return original(**arguments)
-
-        return train
-
-    def _defaults(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """What the code may leave out of a `train`; a policy, unless a hook of its own has one."""
-        defaults: Dict[str, Any] = {
-            'capture': self.settings.capture,
-            'max_bundles': self.settings.max_bundles,
-            'preemption_seconds': self.settings.preemption_seconds,
-            'history': self.settings.history,
-        }
-        if not watchers_in(kwargs.get('hooks') or ()):
-            defaults.update(
-                on_nan=self.settings.on_nan,
-                max_loss=self.settings.max_loss,
-                spike=self.settings.spike,
-            )
-        return defaults
-
-    def _skips_first(self) -> bool:
-        on_nan = self.settings.on_nan
-        return on_nan is not None and isinstance(fallbacks_of(on_nan)[0], Skip)
-
-
-class _CountingWatcher(GateWatcher):
-    """Counts the steps of one training, the bad ones among them, in `steps`."""
-
-    steps = 0
-
-    def step_was_good(self, session, loss: Any) -> None:
-        self.steps += 1
-        GateWatcher.step_was_good(self, session, loss)
-
-    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
-        self.steps += 1
-        GateWatcher.handle(self, run_context, reading, *beside)
-
-
-def _logdir_of(train_op, logdir=None, *_, **__) -> Optional[files.Path]:
-    return logdir
-
-
-def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:
-    """The watcher among the hooks of a training, as `with_watcher` picks it; else a new one."""
-    hooks = list(kwargs.get('hooks') or ())
-    watchers = watchers_in(hooks)
-    if not watchers:
-        watchers = [_CountingWatcher(kwargs.pop('on_nan', None))]
-        kwargs['hooks'] = hooks + watchers
-    return watchers[0]
 
 
 def loaded_modules() -> List[Tuple[str, Any]]:
@@ -351,25 +160,3 @@ def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
         for attribute, value in list(names.items()):
             if id(value) in by_id:
                 setattr(module, attribute, by_id[id(value)])
-
-
-class _AfterImport:
-    """A finder for `sys.meta_path` that calls `instrument` with each of _MODULES once loaded."""
-
-    def __init__(self, instrument: Callable):
-        self._instrument = instrument
-
-    def find_spec(self, name, path=None, target=None):
-        if name not in _MODULES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None:
-            loader: Any = spec.loader  # of this module alone
-            load = loader.exec_module
-
-            def exec_module(module):
-                load(module)
-                self._instrument(module)
-
-            loader.exec_module = exec_module
-        return spec

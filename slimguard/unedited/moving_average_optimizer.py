@@ -1,8 +1,7 @@
 """tf.contrib.opt.MovingAverageOptimizer, which TensorFlow 2 dropped."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
@@ -81,7 +80,8 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
 
         Raises:
           RuntimeError: if no gradients were applied yet.
-          ValueError: if `var_list` has a variable and not its average, or the other way round.
+          ValueError: if `var_list` has a variable and not its average, or the other way round, or
+            slices of a partitioned variable.
         """
         if self._swapped is None:
             raise RuntimeError(
@@ -90,18 +90,18 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
             )
         if var_list is None:
             var_list = tf1.global_variables()
-        named = var_list if isinstance(var_list, dict) else _by_name(var_list)
-        there = {_op_name(part): part for value in named.values() for part in _parts(value)}
-        swapped = {}
-        for key, value in named.items():
-            others = [self._other(part, there) for part in _parts(value)]
-            swapped[key] = others if _is_sliced(value) else others[0]
+        if not isinstance(var_list, dict):
+            var_list = {variable.op.name: variable for variable in var_list}
+        if any(tf_private.slice_info(variable) is not None for variable in var_list.values()):
+            raise ValueError('swapping_saver() takes no slices of partitioned variables')
+        there = {variable.op.name: variable for variable in var_list.values()}
+        swapped = {key: self._other(value, there) for key, value in var_list.items()}
         return tf1.train.Saver(swapped, name=name, **kwargs)
 
     def _other(self, variable: Any, there: Dict[str, Any]) -> Any:
         """What is saved in the place of a variable: itself, if no average belongs to it."""
         assert self._swapped is not None
-        name = _op_name(variable)
+        name = variable.op.name
         other = self._swapped.get(name, name)
         if other not in there:
             raise ValueError(
@@ -109,29 +109,3 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
                 'swapping_saver() both' % (name, other)
             )
         return there[other]
-
-
-def _by_name(variables: Any) -> Dict[str, Any]:
-    """Variables by their names in a checkpoint; the slices of one share a name."""
-    named: Dict[str, Any] = {}
-    for variable in variables:
-        info = tf_private.slice_info(variable)
-        if info is None:
-            named[variable.name if _is_sliced(variable) else _op_name(variable)] = variable
-        else:
-            named.setdefault(info.full_name, []).append(variable)
-    return named
-
-
-def _is_sliced(value: Any) -> bool:
-    """Whether it is a list of a variable's slices, or a PartitionedVariable."""
-    return not isinstance(value, (tf.Variable, tf.Tensor)) and hasattr(value, '__iter__')
-
-
-def _parts(value: Any) -> List[Any]:
-    return list(value) if _is_sliced(value) else [value]
-
-
-def _op_name(variable: Any) -> str:
-    """The name of a variable's op; of another thing that a Saver takes, its own."""
-    return variable.op.name if isinstance(variable, (tf.Variable, tf.Tensor)) else variable.name

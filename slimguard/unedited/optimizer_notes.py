@@ -4,14 +4,13 @@ A graph tells its updates by the kernels that optimizers run. An optimizer of th
 have none, and only computes with ``assign``; and no graph tells its losses.
 """
 
-import threading
 from typing import Any, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.compat import tf_callers, tf_private
+from slimguard.compat import tf_private
 from slimguard.gate.reading.losses import mean_of
 from slimguard.gate.written_beside import is_drawn
 from slimguard.graph import TrainOp, key, op_of
@@ -83,7 +82,7 @@ class OptimizerNotes:
         # Several losses count as one if they train the same variables, as the losses of towers do.
         if len(losses) > 1 and len({each.by for each in noted}) > 1:
             names = texts.listed([loss.op.name for loss in losses], _MOST_NAMES)
-            return losses, 'it trains several losses, not all by the same variables: ' + names
+            return losses, 'it trains several losses by different variables: ' + names
         for loss in losses:
             if not graphs.is_seen_from(loss, op_of(train_op)):
                 return losses, '%s is made inside of a loop or branch' % loss.op.name
@@ -109,23 +108,7 @@ class OptimizerNotes:
         """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""
         return bool(kept_on(graph, 'functions', list))
 
-    def is_built_elsewhere(self, graph: tf.Graph) -> bool:
-        """Whether another thread may be building the graph just now.
-
-        A script may feed a queue from a thread before its graph is complete. What is added from
-        there meets the scopes that the other thread is in, and the seeds of its random ops.
-
-        That other thread is the one that used an optimizer last; before any did, the main thread.
-        """
-        if graph.finalized:
-            return False
-        builders = kept_on(graph, 'builders', list)
-        builder = builders[-1] if builders else threading.main_thread()
-        is_here = builder is threading.current_thread()
-        return not is_here and builder.is_alive() and not tf_callers.is_waiting(builder)
-
     def _compute_gradients(self, original, optimizer, *args, **kwargs):
-        self._note_builder()
         # An optimizer around another one hands on a loss that it has scaled.
         with self._inside:
             computed = original(optimizer, *args, **kwargs)
@@ -150,13 +133,7 @@ class OptimizerNotes:
             by = frozenset(_variable_of(each) for _, each in known)
             self.losses(loss.graph).append(Differentiated(loss, [op for op, _ in known], by))
 
-    def _note_builder(self) -> None:
-        if not tf.executing_eagerly():
-            graph = _outermost(tf1.get_default_graph())
-            kept_on(graph, 'builders', list)[:] = [threading.current_thread()]
-
     def _apply_gradients(self, original, optimizer, *args, **kwargs):
-        self._note_builder()
         made = original(optimizer, *args, **kwargs)
         if not tf.executing_eagerly():
             # SyncReplicasOptimizer returns a variable, if variables are resources.

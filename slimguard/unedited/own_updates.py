@@ -6,7 +6,7 @@ whatever is computed goes through a gate, which knows when the numbers are there
 or sets a variable to what is fed, computes nothing, and is the script's own.
 """
 
-from typing import Callable, Collection, Iterable, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -16,8 +16,10 @@ from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
 from slimguard.gate.writing_runs import guard_writes, writing_among
 from slimguard.gate.written_beside import MOST_NAMES, is_drawn
-from slimguard.graph import TrainOp, op_of
+from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph.single_runs import run_once
 from slimguard.system import texts
+from slimguard.unedited.patches import kept_on
 from slimguard.unedited.shared_updates import each_once
 
 # So many updates are guarded that were built after others had been run. A gate is many ops, and
@@ -28,15 +30,19 @@ _MOST_LATE = 50
 class UnguardedUpdateError(ValueError):
     """An update of the script's own is not guarded.
 
+    Args:
+      why: why not.
+      names: the names of the variables that it writes.
+
     Attributes:
-      name: the names of the variables that it writes.
+      name: the first of them, and how many more there are.
     """
 
     of = 'the update of'  # what the name is of that it comes with
 
-    def __init__(self, why: object, name: str):
+    def __init__(self, why: object, names: Sequence[str]):
         ValueError.__init__(self, str(why))
-        self.name = name
+        self.name = texts.listed(names, MOST_NAMES)
 
 
 class OwnUpdates:
@@ -44,12 +50,10 @@ class OwnUpdates:
 
     Args:
       graph: the graph.
-      on_refusal: called with the names of variables whose update is not guarded, and why not.
     """
 
-    def __init__(self, graph: tf.Graph, on_refusal: Callable[[str, Exception], None]):
+    def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self._on_refusal = on_refusal
         self._first: Optional[int] = None  # the number of an op of the first gate
         self._late = 0  # gates of what was built after that
 
@@ -57,7 +61,6 @@ class OwnUpdates:
         self,
         elements: Sequence[TrainOp],
         fed: Sequence[tf.Tensor] = (),
-        without_value: Collection[tf.Operation] = (),
     ) -> List[TrainOp]:
         """Those of the elements fetched in a run that write what is to go through a gate.
 
@@ -69,8 +72,6 @@ class OwnUpdates:
         Args:
           elements: what is fetched: nothing that trains.
           fed: tensors computed within the step that the run feeds.
-          without_value: the ops of variables that have no value yet. An element that gives them
-            one is left out: that is their initial value, and there is no old value to copy.
         """
         once = [each for each in each_once(elements) if not _is_ours(each)]
         updates = _Updates(self._graph)
@@ -86,17 +87,15 @@ class OwnUpdates:
         if held:  # all that the run writes, or nothing, but for constants
             held.update(*(filter(updates.is_given, ops) for ops in writing))
         held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
-        first = {op for ops in writing for op in ops if updates.writes_any(op, without_value)}
-        # What comes after such a write is to come after the gate's, with what it writes itself; and
-        # the same holds for what is not to be held.
-        _add_shared(held, writing)
-        _add_shared(first, writing)
-        if first:
-            self._tell_of_first(held & first, updates, without_value)
+        # What comes after such a write is to come after the gate's, with what it writes itself.
+        before = -1
+        while len(held) != before:
+            before = len(held)
+            held.update(*(ops for ops in writing if not held.isdisjoint(ops)))
         return [
             each
             for each, ops in zip(once, writing)
-            if first.isdisjoint(ops) and (id(each) in others or not held.isdisjoint(ops))
+            if id(each) in others or not held.isdisjoint(ops)
         ]
 
     def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
@@ -108,7 +107,7 @@ class OwnUpdates:
         """
         step = graphs.ancestors_beyond(fed, map(op_of, elements))
         updates = _Updates(self._graph)
-        names = texts.listed(sorted(each.name for each in updates.computed(step)), MOST_NAMES)
+        names = sorted(each.name for each in updates.computed(step))
         if self._first is not None:
             numbers = map(tf_private.number_of, updates.writing(step))
             self._late += any(number > self._first for number in numbers)
@@ -121,18 +120,6 @@ class OwnUpdates:
         if self._first is None:
             self._first = tf_private.number_of(op_of(gate.train_op))
         return gate
-
-    def _tell_of_first(
-        self,
-        writing: Iterable[tf.Operation],
-        updates: '_Updates',
-        without_value: Collection[tf.Operation],
-    ) -> None:
-        """Names what is computed in one element with the initial values of other variables."""
-        names = sorted(each.name for each in updates.computed(writing) if each not in without_value)
-        if names:
-            error = UnguardedUpdateError(_WITH_FIRST, texts.listed(names, MOST_NAMES))
-            self._on_refusal(error.name, error)
 
 
 def written_by(gate: Gate) -> List[tf.Operation]:
@@ -147,6 +134,22 @@ def written_in(elements: Iterable[TrainOp], graph: tf.Graph) -> List[tf.Operatio
     writes = graphs.Writes(graph)
     step = graphs.ancestors([op_of(each) for each in elements])
     return list(dict.fromkeys(variable for op in step for variable in writes.variables(op)))
+
+
+def without_value(session, variables: Iterable[tf.Operation]) -> Set[tf.Operation]:
+    """The variables that have no value in a session."""
+    known = kept_on(session, 'with_value', set)
+    unknown = [each for each in variables if each not in known]
+    if not unknown:
+        return set()
+    asked: Dict[tf.Operation, Any] = kept_on(session.graph, 'asked_for_value', dict)
+    new = [each for each in unknown if each not in asked]
+    if new:
+        with tf_private.unfinalized(session.graph), ops.our_scope(session.graph, 'has_value'):
+            asked.update((each, ops.is_initialized(each)) for each in new)
+    found = run_once(session, [asked[each] for each in unknown])
+    known.update(each for each, has_value in zip(unknown, found) if has_value)
+    return {each for each in unknown if each not in known}
 
 
 class _Updates:
@@ -182,10 +185,6 @@ class _Updates:
         """Those variables that an op writes which are not local."""
         return [each for each in self._writes.variables(op) if each not in self._local]
 
-    def writes_any(self, op: tf.Operation, variables: Collection[tf.Operation]) -> bool:
-        """Whether an op writes one of some variables."""
-        return any(each in variables for each in self._writes.variables(op))
-
     def is_given(self, write: tf.Operation) -> bool:
         """Whether something enters what is written that may be another in each run."""
         sources = graphs.ancestors(self._values_of(write), needs=_data_of)
@@ -203,14 +202,6 @@ class _Updates:
             return [write.inputs[2].op]
         into = self._writes.inputs(write)
         return [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
-
-
-def _add_shared(ops: Set[tf.Operation], groups: Sequence[Set[tf.Operation]]) -> None:
-    """Adds to some ops the groups that share one of them, and those that share one with these."""
-    before = -1
-    while len(ops) != before:
-        before = len(ops)
-        ops.update(*(group for group in groups if not ops.isdisjoint(group)))
 
 
 def _is_ours(element: TrainOp) -> bool:
@@ -255,11 +246,11 @@ _PASS_ON = frozenset(
     'DecodeRaw'.split()
 )
 
-_WITH_FIRST = (
-    'it is written in one op with the first value of another variable, and of that there is no '
-    'copy yet to go back to. From the next run on it is guarded'
+WITH_FIRST = (
+    'the same run gives another variable its first value, and there is no older value to go back '
+    'to. It is guarded from the next run on'
 )
 _TOO_MANY = (
-    '%d updates that were built after others had been run are guarded, and no more: each makes the '
-    'graph larger, and the next one slower. Build an update once, ahead of the loop, and run that'
+    'the script builds an update anew for each run, and only the first %d of these are guarded: '
+    'each makes the graph larger, and the next run slower. Build the update once, before the loop'
 )

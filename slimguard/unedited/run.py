@@ -1,8 +1,10 @@
 """Runs a script, or a module, as ``python`` itself would."""
 
+import contextlib
 import os
 import pkgutil
 import runpy
+import signal
 import sys
 import types
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -14,7 +16,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _RUNPY = runpy.run_path.__code__.co_filename
 # The script's traceback does not show these: plain Python would not be there.
 _ALWAYS_HIDDEN = (
-    *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_gone.py', 'run.py')),
+    *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_table.py', 'run.py')),
     _RUNPY,
 )
 # Nor all of slimguard, where it is not slimguard that failed.
@@ -59,6 +61,25 @@ def _execute(run: Callable[[], Dict[str, Any]]) -> None:
             sys.exit('%s: %s' % (sys.executable, error))
         _hide_our_frames()
         raise
+
+
+def note_interrupt(error: KeyboardInterrupt) -> None:
+    """Has another Ctrl-C end the process with one line while it ends by `error`.
+
+    If `error` comes from no script, as none has begun, it does so at once.
+    """
+    if _RUNPY not in _files_of(error.__traceback__):
+        _end_by_ctrl_c('Ctrl-C')
+    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: _end_by_ctrl_c('Ctrl-C again; ending at once'))
+
+
+def _end_by_ctrl_c(said: str) -> None:
+    """Ends the process as a Ctrl-C does that nobody handles, so that its exit status tells."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # not print, in the midst of which the signal may come
+        os.write(2, ('slimguard: %s\n' % said).encode())
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _hide_our_frames() -> None:

@@ -1,12 +1,24 @@
-"""The options of `run`, and what they do to a process. Imports TensorFlow only for that."""
+"""The options of `run`, and what they do to a process and to the children that it spawns.
 
+A fork has all that its parent has. A child that `multiprocessing` spawns, or that a fork server
+makes, begins with nothing: it is sent how to begin, and what to run. With the first it gets what
+guards it. Whatever such a child does, it is guarded only if it imports TensorFlow, and just before.
+
+Imports TensorFlow only to guard.
+"""
+
+import builtins
 import contextlib
 import functools
 import logging
+from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
-from typing import Any, Dict, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Tuple
 
 from slimguard.system.log import log
+
+if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
+    from slimguard.unedited.patches import Patches
 
 
 class RunOptions(NamedTuple):
@@ -34,13 +46,13 @@ class RunOptions(NamedTuple):
         Returns:
           The `Instrumentation`.
         """
-        from slimguard.unedited import children, tf1_names
+        from slimguard.unedited import tf1_names
 
         if self.tf1:
             lent.callback(tf1_names.uninstall)
             tf1_names.install()
         # These import TensorFlow, which the names of version 1 have to come before.
-        from slimguard.unedited import ending, script_watcher
+        from slimguard.unedited import ending, script_session
         from slimguard.unedited import instrumentation as instrumentations
         from slimguard.unedited.patches import Patches
 
@@ -55,8 +67,8 @@ class RunOptions(NamedTuple):
         ending.Ending(seen).register(is_spawned)
         patches = Patches()
         lent.callback(patches.undo)
-        children.hand_on(patches, functools.partial(_guard_child, self), seen.note_child)
-        at_stop = functools.partial(script_watcher.end_at_stop, instrumentation.sessions.files)
+        hand_on(patches, functools.partial(_guard_child, self), seen.note_child)
+        at_stop = functools.partial(script_session.end_at_stop, instrumentation.sessions.files)
         patches.wrap_in_all(BaseProcess, 'run', at_stop)
         seen.has_names_of_1 = self.tf1 or tf1_names.is_native()
         if seen.has_names_of_1:
@@ -79,3 +91,59 @@ def quieted(lent: contextlib.ExitStack) -> None:
 
 def _guard_child(options: RunOptions) -> None:
     options.guard(contextlib.ExitStack(), is_spawned=True)
+
+
+# Children.
+
+# `multiprocessing` sends a child a dictionary; the child reads the keys that it knows.
+_KEY = 'slimguard'
+_TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
+# The name with which a fork server is begun, which runs nothing of the script's itself.
+_OF_A_FORK_SERVER = 'ignore'
+
+
+def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], object]) -> None:
+    """Has the children that `multiprocessing` spawns be guarded, too, until patches are undone.
+
+    Args:
+      patches: takes note of what is replaced.
+      guard: guards the process that it is called in; it is pickled for each child.
+      note: called for each child.
+    """
+    original = spawn.get_preparation_data
+
+    def with_guard(name: str) -> Dict[str, Any]:
+        data = original(name)
+        if name != _OF_A_FORK_SERVER:
+            note()
+            data[_KEY] = _Guard(guard)
+        return data
+
+    patches.replace(spawn, 'get_preparation_data', with_guard)
+
+
+class _Guard:
+    """When a child unpickles it, the child will be guarded once it imports TensorFlow."""
+
+    def __init__(self, guard: Callable[[], object]):
+        self._guard = guard
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return before_tensorflow, (self._guard,)
+
+
+def before_tensorflow(guard: Callable[[], object]) -> None:
+    """Has `guard` called before this process first imports TensorFlow, by a statement."""
+    original, is_done = builtins.__import__, False
+
+    def import_after_guard(name: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_done
+        if is_done or name.partition('.')[0] not in _TRIGGERS:
+            return original(name, *args, **kwargs)
+        is_done = True
+        if builtins.__import__ is import_after_guard:
+            builtins.__import__ = original
+        guard()
+        return builtins.__import__(name, *args, **kwargs)  # may be that of the names of 1
+
+    builtins.__import__ = import_after_guard

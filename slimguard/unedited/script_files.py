@@ -1,7 +1,14 @@
-"""What a script saves, and where, as it tells TensorFlow: :class:`ScriptFiles`."""
+"""What a script saves, and where, as it tells TensorFlow.
 
+A script may train several models, in turns or one after the other, as a search for hyperparameters
+does. What concerns one of them is kept where that model is.
+"""
+
+import itertools
 import os
+import sys
 import threading
+import time
 from typing import Optional
 
 import tensorflow as tf
@@ -16,8 +23,7 @@ from slimguard.graph.sessions import Inside
 from slimguard.system import files
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.unedited.ending import Account
-from slimguard.unedited.patches import Patches, kept_on
-from slimguard.unedited.script_folders import FallbackFolder, ScriptFolders
+from slimguard.unedited.patches import Patches, kept_already, kept_on
 from slimguard.unedited.script_saves import ScriptSaves
 
 
@@ -30,14 +36,13 @@ class ScriptFiles:
       seen: knows the guarded steps, and is told of saves that are refused.
 
     Attributes:
-      folders: which folder is which graph's.
       newest: the checkpoint with a whole state, of whichever graph, that was saved last, or None.
     """
 
     def __init__(self, logdir: Optional[str], lock: threading.RLock, seen: Account):
         self._seen = seen
         self._lock = lock
-        self.folders = ScriptFolders(logdir)
+        self._given = logdir
         self.newest: Optional[str] = None
         self._fallback = FallbackFolder()
         self._inside = Inside()
@@ -51,7 +56,11 @@ class ScriptFiles:
 
     def logdir_for_record(self, graph: tf.Graph) -> str:
         """Where to keep a record: in a folder of its own while the script has saved nothing."""
-        return self.folders.of_record(graph) or self._fallback.path()
+        return self._given or folder_of(graph) or self._fallback.path()
+
+    def is_settled(self, graph: tf.Graph) -> bool:
+        """Whether it is known for good where records go: as was said, or where the script saves."""
+        return (self._given or _folder_of_checkpoints(graph)) is not None
 
     def saves_of(self, graph: tf.Graph) -> ScriptSaves:
         """The checkpoints of a graph."""
@@ -74,7 +83,7 @@ class ScriptFiles:
             prefix, saves = files.as_path(saved, 'save_path'), self.saves_of(sess.graph)
             saves.note(_size_of(saved), prefix, saver, save_path, *args, **kwargs)
             self.newest = saves.newest
-            self.folders.note_checkpoints(sess.graph, os.path.dirname(prefix))
+            kept_on(sess.graph, 'folder', lambda: os.path.dirname(prefix))  # the first counts
         return saved
 
     def _restore(self, original, saver, sess, save_path):
@@ -99,7 +108,7 @@ class ScriptFiles:
             folder = os.path.dirname(restored)
             if files.is_dir(os.path.join(folder, 'slimguard')):
                 # A guarded training kept its record there. Other folders are somebody's to read.
-                self.folders.note_resumed(graph, folder)
+                kept_on(graph, 'resumed_in', lambda: folder)
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
         with self._lock:
@@ -110,14 +119,23 @@ class ScriptFiles:
     def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
         original(hook, checkpoint_dir, *args, **kwargs)
         folder = files.as_path(checkpoint_dir, 'checkpoint_dir')
-        self.folders.note_checkpoints(tf1.get_default_graph(), folder)
+        kept_on(tf1.get_default_graph(), 'folder', lambda: folder)
 
     def _make_writer(self, original, writer, logdir, *args, **kwargs):
         original(writer, logdir, *args, **kwargs)
         if logdir:
             given = kwargs.get('graph', args[0] if args else None)
             graph = given if isinstance(given, tf.Graph) else tf1.get_default_graph()
-            self.folders.note_writer(graph, files.as_path(logdir, 'logdir'))
+            kept_on(graph, 'written_in', lambda: files.as_path(logdir, 'logdir'))
+
+
+def folder_of(graph: tf.Graph) -> Optional[str]:
+    """The folder of a graph's checkpoints, or else of the first writer of summaries made in it."""
+    return _folder_of_checkpoints(graph) or kept_already(graph, 'written_in')
+
+
+def _folder_of_checkpoints(graph: tf.Graph) -> Optional[str]:
+    return kept_already(graph, 'folder') or kept_already(graph, 'resumed_in')
 
 
 def _size_of(prefix: str) -> int:
@@ -134,3 +152,45 @@ def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
     count = sum(len(each) for each in names if each is not None)
     with graph.as_default():
         return len(tf1.global_variables()) <= count == _size_of(prefix)
+
+
+# Where the records are kept of scripts that save nothing before their first incident.
+FALLBACK = 'slimguard-logs'
+
+
+class FallbackFolder:
+    """A folder in `slimguard-logs` for one start of a script, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._parent = os.path.abspath(FALLBACK)  # the script may go to another directory
+        self._started = time.strftime('%Y%m%d-%H%M%S')
+        self._path: Optional[str] = None
+        self._lock = threading.RLock()  # a signal may come in the midst
+
+    def path(self) -> str:
+        """Its path. Each start has its own: two may be of different scripts or processes."""
+        with self._lock:
+            if self._path is None:
+                self._path = self._make()
+            return self._path
+
+    def _make(self) -> str:
+        name = '%s-%s' % (_name_of_script(), self._started)
+        for number in itertools.count(1):
+            path = os.path.join(self._parent, name if number == 1 else '%s-%d' % (name, number))
+            try:
+                os.makedirs(path)
+            except FileExistsError:
+                continue
+            except OSError:
+                pass  # the write itself will say so
+            break
+        return path
+
+
+def _name_of_script() -> str:
+    path = sys.argv[0] if sys.argv else ''
+    name, _ = os.path.splitext(os.path.basename(path))
+    if name == '__main__':  # of a package, or a folder
+        name = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return name if name not in ('', '-c', '-m') else 'python'

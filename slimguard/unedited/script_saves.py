@@ -119,7 +119,7 @@ class ScriptSaves:
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:
-            self.why_not = 'it would go where the script saves, which has saved nothing yet'
+            self.why_not = 'the script has saved nothing yet, so there is no place to save it in'
             return None
         path, number, args, kwargs = last.call
         self.why_not = Restorer.why_not_saved
@@ -130,8 +130,8 @@ class ScriptSaves:
             return last.saver.save(session, path, number, *args, **kwargs)
         if is_to_be_found:
             self.why_not = (
-                'the script names its checkpoints by no count of steps, so no name would make a '
-                'restart find it'
+                "the names of the script's checkpoints count no steps, so a restart would find it "
+                'under no name'
             )
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number

@@ -1,21 +1,162 @@
-"""A session of a script, with what watches its steps: :class:`ScriptSession`."""
+"""A session of a script whose loop knows nothing of it: what watches its steps, and acts.
+
+ScriptSession   the session, with the steps that it knows
+ScriptWatcher   does for it what a `NanLossHook` does
+"""
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.checkpoints.step_turn import in_turn
 from slimguard.compat import tf_callers
 from slimguard.graph.sessions import OWN_WORK, SessionWrapper
+from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.policy_language import OnNan
+from slimguard.system import terminal
 from slimguard.system.log import log
+from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_step import GateStep
+from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_runs import MOST_KINDS, PreparedRuns, run_of_session
+from slimguard.training.recovery import Recovery
 from slimguard.training.stop_signals import is_main_thread
-from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident, stop_error
+from slimguard.training.training import Training
+from slimguard.unedited.ending import after_stop
+from slimguard.unedited.script_files import ScriptFiles, folder_of
 from slimguard.unedited.train_steps import GuardedStep
+
+
+def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
+    """What ends a loop that asks nobody whether to stop: the error of an input that has ended.
+
+    A MonitoredSession asks for that very type.
+    """
+    message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
+    error: Any = tf.errors.OutOfRangeError(None, None, message)
+    error.incident = incident
+    return error
+
+
+def is_of_incident(error: BaseException) -> bool:
+    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and no input did."""
+    return hasattr(error, 'incident')
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether `stop_error` made an error, and no input that has ended did."""
+    return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
+
+
+def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
+    """Runs what 'stop' may end in the midst of it; that is no failure, and said on stderr.
+
+    Args:
+      files: where the script saves.
+      run: what to run.
+      *args: what to run it with.
+    """
+    try:
+        return run(*args)
+    except Exception as error:
+        if not is_stop(error):
+            raise
+    terminal.complain(after_stop(files.newest))
+
+
+class ScriptWatcher(GateWatcher):
+    """Does for one session of a script what a `NanLossHook` does.
+
+    Args:
+      on_nan: what happens after a bad step.
+      training: what is known of the training; its evidence may grow.
+      script_files: where the script keeps its checkpoints.
+      on_incidents: called with the incidents of one run, and the logdir with their record, or None
+        where another rank keeps it; the last of them was acted on.
+      note_jump: as `Histories.note_jump`.
+
+    Attributes:
+      training: as given.
+      recorded_in: the logdir with the record; None while there is none.
+    """
+
+    _guards_beside = True
+
+    def __init__(
+        self,
+        on_nan: OnNan,
+        training: Training,
+        script_files: ScriptFiles,
+        on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
+        note_jump: Callable[[str], None],
+    ):
+        self._files = script_files
+        self.training = training
+        self._on_incidents = on_incidents
+        self._note_jump = note_jump
+        self.recorded_in: Optional[str] = None
+        self._acting = threading.RLock()  # threads of a script may train in one session
+        GateWatcher.__init__(self, on_nan, settings=training.settings)
+        self.join(training)
+
+    def begin(self):
+        GateWatcher.begin(self)
+        self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
+        self.histories.note_jump = self._note_jump
+
+    def _look_around(self) -> tf_callers.CallingSession:
+        # Nobody looks: on older Pythons that keeps what a script's variables hold, as its session.
+        return tf_callers.CallingSession([], None, [], False)
+
+    def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
+        """It is known later: see `_keep_record`."""
+
+    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
+        smaller = back_off_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
+        snapshots = Snapshots(graph, policies.snapshots, True, self._ranks.are_several)
+        assert self.training.checkpoints is not None
+        return Recovery(self.training.checkpoints, snapshots, smaller)
+
+    def before_step(self, session) -> None:
+        GateWatcher.before_step(self, session)
+        if self._recovery is not None:  # it may have got known where the script saves
+            self._recovery.before_step(session)
+
+    def step_was_good(self, session, loss: Any) -> None:
+        if self.recorded_in is None and self._files.is_settled(session.graph):
+            with self._acting:
+                self._keep_record(session.graph)  # an empty one says that a guard is there
+        GateWatcher.step_was_good(self, session, loss)
+
+    def _keep_record(self, graph: tf.Graph) -> Optional[str]:
+        """Makes the record, unless it is there; its logdir. Of ranks, only the first keeps one."""
+        if self.recorded_in is None and not self._ranks.rank:
+            self.recorded_in = self._files.logdir_for_record(graph)
+            self._journal.keep_in(self.recorded_in)
+        return self.recorded_in
+
+    def end(self, session):
+        self._policies.tell()  # of all sessions together it is told elsewhere
+        self.histories.take_last_words()  # as well
+        GateWatcher.end(self, session)
+
+    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+        with self._acting:
+            logdir = self._keep_record(run_context.session.graph)
+            for each in list(self.training.evidence.values()):  # another thread may add to them
+                if logdir is not None:
+                    each.keep_in(logdir)
+            try:
+                GateWatcher.handle(self, run_context, reading, *beside)
+            finally:
+                self._on_incidents(self.incidents[-1 - len(beside) :], logdir)
 
 
 class ScriptSession(HookedSession):
@@ -81,9 +222,9 @@ class ScriptSession(HookedSession):
 
 
 _IN_A_THREAD = (
-    'this ends a run in thread %r, and nothing in other threads. Unless it is caught '
-    'there, as by a tf.train.Coordinator, that thread ends and the others go on, or wait for it. '
-    'Out of a tf.py_func it comes as an UnknownError of the run around it.'
+    'this ends a run in thread %r, and nothing in other threads. If nothing catches it there, as a '
+    'tf.train.Coordinator does, that thread ends, and the others go on or wait for it. In a '
+    'tf.py_func it becomes an UnknownError of the run around it.'
 )
 
 

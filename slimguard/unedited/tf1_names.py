@@ -19,8 +19,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slimguard import compat
 from slimguard.unedited import numpy1_names
-from slimguard.unedited.tf1_gone import Placeholder, can_be_imported, explain, placeholder
-from slimguard.unedited.tf1_table import MODULES_BEHIND_FUNCTIONS, TABLE
+from slimguard.unedited.tf1_table import (
+    MODULES_BEHIND_FUNCTIONS,
+    TABLE,
+    can_be_imported,
+    explain,
+)
 
 # They use TensorFlow as it is, wherever they are installed.
 _LIBRARIES = frozenset(['keras', 'slimguard', 'tensorboard', 'tensorflow', 'tf_keras', 'tf_slim'])
@@ -101,6 +105,39 @@ def namespace(name: str = 'tf') -> types.ModuleType:
     if name not in _namespaces:
         _namespaces[name] = _Namespace(name)
     return _namespaces[name]
+
+
+@functools.lru_cache(maxsize=None)
+def placeholder(name: str) -> 'Placeholder':
+    """What is imported under a name that is gone."""
+    return Placeholder(name)
+
+
+class Placeholder(types.ModuleType):
+    """Something of tf.contrib that is gone, imported. Raises AttributeError once it is used."""
+
+    def __init__(self, name: str):
+        super().__init__(name.replace('tf', 'tensorflow', 1))
+        self._slimguard_name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == '__all__':
+            return []
+        raise AttributeError(explain(self._slimguard_name + '.' + name))
+
+    def __dir__(self) -> List[str]:
+        return []
+
+    # It may stand for a function, or for a class that the script calls, derives from, or asks for.
+
+    def __call__(self, *args, **kwargs) -> Any:
+        raise AttributeError(explain(self._slimguard_name))
+
+    def __mro_entries__(self, bases: Tuple[Any, ...]) -> Any:
+        raise AttributeError(explain(self._slimguard_name))
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        raise AttributeError(explain(self._slimguard_name))
 
 
 def _find(package: str, name: str) -> Any:

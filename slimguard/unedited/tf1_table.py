@@ -1,5 +1,6 @@
-"""Where the names of TensorFlow 1 are today, in TensorFlow 2 and in tf-slim."""
+"""Where the names of TensorFlow 1 are today, and what replaced those that are gone."""
 
+import importlib
 from typing import Dict, Tuple, Union
 
 from slimguard.compat.table import MODE_KEYS
@@ -83,3 +84,65 @@ TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
 MODULES_BEHIND_FUNCTIONS = {
     'tf.contrib.framework.python.ops.arg_scope': 'tf_slim.ops.arg_scope',
 }
+
+_ADDONS = ', in the package tensorflow-addons, whose last version is for TensorFlow 2.15'
+
+# What took the place of a package, or of a name in one. It goes for all that is below it.
+GONE = {
+    'tf.contrib': 'slimguard has the parts that tf-slim and TensorFlow kept, and not this one',
+    'tf.contrib.crf': 'use tfa.text.crf_log_likelihood' + _ADDONS,
+    'tf.contrib.cudnn_rnn': 'use tf.keras.layers.LSTM and GRU, which use cuDNN',
+    'tf.contrib.data': 'use tf.data and tf.data.experimental',
+    'tf.contrib.distribute': 'use tf.distribute',
+    'tf.contrib.distributions': 'use tfp.distributions, in the package tensorflow-probability',
+    'tf.contrib.eager': 'use tf.compat.v2, which is eager by itself',
+    'tf.contrib.estimator': 'tf.estimator, which took it up, left TensorFlow in 2.16',
+    'tf.contrib.gan': 'use the package tensorflow-gan',
+    'tf.contrib.image': 'use tfa.image' + _ADDONS,
+    'tf.contrib.keras': 'use tf.keras',
+    'tf.contrib.layers': 'for feature columns use tf.feature_column, for embeddings '
+    'tf.nn.safe_embedding_lookup_sparse, for the rest tf.keras.layers',
+    'tf.contrib.learn': 'use slim.learning or tf.train.MonitoredTrainingSession; tf.estimator, '
+    'which followed it, left TensorFlow in 2.16',
+    'tf.contrib.legacy_seq2seq': 'use tfa.seq2seq' + _ADDONS,
+    'tf.contrib.lookup': 'use tf.lookup',
+    'tf.contrib.opt': 'use tfa.optimizers' + _ADDONS,
+    'tf.contrib.quantize': 'use the package tensorflow-model-optimization',
+    'tf.contrib.rnn': 'use tf.nn.rnn_cell, or tfa.rnn' + _ADDONS,
+    'tf.contrib.seq2seq': 'use tfa.seq2seq' + _ADDONS,
+    'tf.contrib.summary': 'use tf.summary, or tf.compat.v2.summary',
+    'tf.contrib.tpu': 'use tf.tpu, or tf.compat.v2.distribute.TPUStrategy',
+    'tf.contrib.training.HParams': 'use an argparse.Namespace or a dataclass',
+    'tf.contrib.training.bucket_by_sequence_length': 'use tf.data.experimental of the same name',
+    'tf.contrib.training.python.training.hparam': 'use an argparse.Namespace or a dataclass',
+    'tf.contrib.training': 'use tf.data',
+    'tf.estimator': 'it left TensorFlow in 2.16; use slim.learning or '
+    'tf.train.MonitoredTrainingSession, or install TensorFlow 2.15',
+    'tf.examples': 'the tutorials left with their MNIST reader; use tf.keras.datasets',
+}
+
+
+def explain(name: str) -> str:
+    """Why a name of TensorFlow 1 is not there, and what replaced it."""
+    ancestor = name
+    while ancestor and ancestor not in GONE:
+        ancestor = ancestor.rpartition('.')[0]
+    if not ancestor:
+        return "module 'tensorflow' has no attribute %r" % name.partition('.')[2]
+    remedy = GONE[ancestor]
+    if name.split('.')[1] == 'contrib':
+        remedy = 'tf.contrib was dropped in TensorFlow 2; ' + remedy
+    version = importlib.import_module('tensorflow').__version__
+    return 'TensorFlow %s has no %s: %s' % (version, name, remedy)
+
+
+def can_be_imported(name: str) -> bool:
+    """Whether a missing name can be imported as a placeholder.
+
+    True below tf.contrib, but for names in a package whose present places are known: there what
+    was below a folder ``python``, where tf.contrib's packages had their files.
+    """
+    parts = name.split('.')
+    if len(parts) < 3 or parts[1] != 'contrib' or parts[-1].startswith('_'):
+        return False
+    return not TABLE.get('.'.join(parts[:3])) or name in GONE or 'python' in parts[3:]

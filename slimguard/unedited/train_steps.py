@@ -12,7 +12,6 @@ import dataclasses
 from typing import (
     Any,
     Callable,
-    FrozenSet,
     Iterable,
     List,
     NamedTuple,
@@ -151,16 +150,13 @@ class TrainSteps:
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
         self._updates = SharedUpdates(graph, notes, self._gradient_writes)
-        self._own_updates = OwnUpdates(graph, on_refusal)
+        self._own_updates = OwnUpdates(graph)
         self._steps = RunKinds()
 
     def prepare(self) -> None:
         """Guards what was built since the last time. To be called before every run of a session."""
         if self._graph.version == self._version:
             return
-        if self._notes.is_built_elsewhere(self._graph):
-            note_seen(self._graph)
-            return  # the thread that builds it guards it in its next run
         new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
         new += self._notes.not_of_optimizers(self._graph, self._gradient_writes.new())
@@ -195,17 +191,18 @@ class TrainSteps:
         self,
         fetches,
         fed: Sequence[tf.Tensor] = (),
-        without_value: FrozenSet[tf.Operation] = frozenset(),
+        gives_first: bool = False,
     ) -> Optional[GuardedStep]:
         """The step that a run of `fetches` is; None if it does nothing that can be guarded.
 
         Args:
           fetches: what the script fetches.
           fed: those tensors that it feeds which are computed of something that is drawn.
-          without_value: the variables, of those that it writes, that have no value yet.
+          gives_first: whether what it writes and does not train is to be left out: it gives
+            variables their first values.
         """
         knows_all = self._version == self._graph.version
-        step = self._steps.of(self._make_step, fetches, fed, without_value)
+        step = self._steps.of(self._make_step, fetches, fed, gives_first)
         if knows_all:  # what was added is no news
             self._version = self._graph.version
         return step
@@ -218,10 +215,10 @@ class TrainSteps:
         return [name_of(each) for each in together if gates.gate_of(each) is None]
 
     def _make_step(
-        self, fetches, fed: Sequence[tf.Tensor], without_value: FrozenSet[tf.Operation]
+        self, fetches, fed: Sequence[tf.Tensor], gives_first: bool
     ) -> Optional[GuardedStep]:
         if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
-            return self.step_for(fetches, (), without_value)
+            return self.step_for(fetches, (), gives_first)
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
         parts, training = [], []
         for together in self._updates.by_update(elements, fed):
@@ -231,7 +228,7 @@ class TrainSteps:
             else:
                 training.append(together)
         joined = self._joined(training, elements, fed)
-        beside = self._beside(elements, joined, without_value) if joined else []
+        beside = self._beside(elements, joined) if joined and not gives_first else []
         if beside:
             joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
         for number, together in enumerate(joined):
@@ -246,8 +243,8 @@ class TrainSteps:
             else:
                 parts.append(part._replace(beside=[] if number else beside))
         trains = bool(parts)
-        if not trains:
-            writing = self._own_updates.among(elements, fed, without_value)
+        if not trains and not gives_first:
+            writing = self._own_updates.among(elements, fed)
             if writing:
                 parts.append(self._guarded(writing, fed, self._own_updates.guard))
         guarded = [part for part in parts if part is not None]
@@ -307,15 +304,11 @@ class TrainSteps:
         self,
         elements: Sequence[TrainOp],
         training: Sequence[List[TrainOp]],
-        without_value: FrozenSet[tf.Operation],
     ) -> List[TrainOp]:
         """The elements that write with the batch of the first that train, and do not train."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
-        if without_value:  # of nothing there is no copy to go back to
-            gives_first = [without_value.intersection(written_in([e], self._graph)) for e in others]
-            others = [each for each, first in zip(others, gives_first) if not first]
         return written_beside(others, training[0], self._on_refusal)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:

@@ -180,7 +180,8 @@ def test_doctor_as_json_says_what_it_says_to_people(capsys):
     exit_code = run('doctor', '--json')
     read = document(capsys)
     assert exit_code == bool(read['missing'])
-    assert read['versions']['slimguard'] and read['versions']['Python']
+    assert read['versions']['slimguard'].startswith(slimguard.__version__)
+    assert {'Python', 'Jinja2', 'matplotlib'} <= set(read['versions'])
     assert not read['missing']
     assert run('doctor') == exit_code
     said = capsys.readouterr().out
@@ -189,6 +190,14 @@ def test_doctor_as_json_says_what_it_says_to_people(capsys):
         assert name in said and version in said
     for repair in read['put_back']:
         assert repair['name'] in said and repair['source'] in said
+
+
+def test_the_folder_that_we_keep_in_a_logdir_stands_for_it(tmp_path, capsys):
+    record(tmp_path, incident(3))
+    assert run('incidents', '--json', tmp_path / 'slimguard') == 0
+    assert document(capsys)['logdir'] == str(tmp_path)
+    assert run('replay', tmp_path / 'slimguard') == 2
+    assert 'slimguard/slimguard' not in capsys.readouterr().err
 
 
 def test_the_version_is_told(capsys):

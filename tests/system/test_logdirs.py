@@ -37,17 +37,19 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
         assert str(caught.value) == '%s is no logdir of a training: %s' % (folder, what)
 
 
-def test_our_folder_in_a_logdir_and_a_bundle_are_none_and_the_error_names_the_logdir(tmp_path):
+def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it(tmp_path):
     folder = tmp_path / 'logs' / 'slimguard'
     folder.mkdir(parents=True)
+    assert logdirs.meant_by(str(folder)) == str(folder)  # it may be anything
     (folder / 'incidents.jsonl').write_text('')
     bundle = folder / 'incident-4'
     bundle.mkdir()
     (bundle / 'incident.json').write_text('{}')
-    for within in (folder, bundle):
-        assert logdirs.what_is_missing(str(within)) == (
-            '%s is in the logdir of a training: give %s' % (within, tmp_path / 'logs')
-        )
+    for given in (folder, str(folder) + '/', tmp_path / 'logs'):
+        assert logdirs.require_logdir(given) == str(tmp_path / 'logs')
+    assert logdirs.what_is_missing(str(bundle)) == (
+        '%s is a bundle, and no logdir: give %s' % (bundle, tmp_path / 'logs')
+    )
 
 
 def test_what_is_no_directory_is_said_so(tmp_path):

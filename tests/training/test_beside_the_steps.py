@@ -93,7 +93,7 @@ class TestQueues:
         assert order == (first if asks else first[::-1])
 
     @pytest.mark.full
-    @pytest.mark.parametrize('who', ['train', 'a hook', 'instrument'])
+    @pytest.mark.parametrize('who', ['train', 'a hook'])
     def test_are_filled_once_the_training_is_watched(self, tmp_path, monkeypatch, who):
         """Beside threads that begin to fill queues each new kind of run takes ten times as long."""
         model = Linear()
@@ -107,13 +107,8 @@ class TestQueues:
         monkeypatch.setattr(Untold, 'watch', noting)
         self.note_calls(monkeypatch, 'start_queue_runners', order)
         hooks = {'hooks': [slimguard.NanLossHook(model.loss)]} if who == 'a hook' else {}
-        if who == 'instrument':
-            with slimguard.instrument(on_nan='skip'):
-                train_op = slim.learning.create_train_op(model.loss, model.optimizer)
-                slim.learning.train(train_op, str(tmp_path), number_of_steps=2)
-        else:
-            train_op = slimguard.create_train_op(model.loss, model.optimizer)
-            slimguard.train(train_op, str(tmp_path), number_of_steps=2, **hooks)
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        slimguard.train(train_op, str(tmp_path), number_of_steps=2, **hooks)
         assert order == ['watch', 'start_queue_runners']
 
     def note_calls(self, monkeypatch, name, order):

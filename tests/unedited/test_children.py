@@ -7,7 +7,7 @@ import re
 import pytest
 
 from slimguard.incidents import record_file
-from slimguard.unedited import children
+from slimguard.unedited import run_options
 from slimguard.unedited.patches import Patches
 from tests.helpers.children import python
 
@@ -58,7 +58,7 @@ def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_
         r'\(skip 1\); record and bundles: .*records.*'
     )
     assert re.fullmatch(in_child, said[0])
-    assert 'this script ran no session itself. What it started (2 processes) is guarded' in said[1]
+    assert 'this script ran no session itself. It started 2 processes, which are guarded' in said[1]
     assert len(said) == 2
     incidents = record_file.read_incidents(tmp_path / 'records')
     assert [incident.action for incident in incidents] == ['skip']
@@ -69,7 +69,7 @@ def test_each_child_is_noted_and_a_fork_server_is_none():
     started = []
     before = multiprocessing.spawn.get_preparation_data
     patches = Patches()
-    children.hand_on(patches, len, lambda: started.append(1))
+    run_options.hand_on(patches, len, lambda: started.append(1))
     assert 'slimguard' in multiprocessing.spawn.get_preparation_data('Process-1')
     assert 'slimguard' not in multiprocessing.spawn.get_preparation_data('ignore')
     patches.undo()
@@ -85,7 +85,7 @@ def test_a_process_is_guarded_once_before_tensorflow_comes(monkeypatch):
 
     statement = builtins.__import__
     monkeypatch.setattr(builtins, '__import__', statement)
-    children.before_tensorflow(guard)
+    run_options.before_tensorflow(guard)
     __import__('json.decoder')
     assert not guarded
     for _ in range(2):

@@ -144,12 +144,3 @@ def test_an_evaluation_that_a_session_saw_before_the_train_op_leaves_the_trainin
                 session.run(later.train_op, {later.x: batch(1, is_bad=True)})
                 session.run(later.loss, {later.x: batch(1, is_bad=True)})
                 assert state(session) == before
-
-
-@pytest.mark.full
-def test_raise_ends_a_script_at_an_evaluation_of_a_bad_batch(tmp_path):
-    with slimguard.instrument(on_nan='raise', logdir=tmp_path):
-        with pytest.raises(slimguard.NanLossError, match='update of first_norm/moving_mean'):
-            train(EVALUATIONS['the loss that is trained'], False, bad=(1,), logdir=tmp_path)
-    (record,) = records_in(tmp_path)
-    assert record['action'] == 'raise'

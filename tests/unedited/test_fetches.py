@@ -1,7 +1,6 @@
 """What scripts fetch, and how: whatever it is, under `instrument` it is guarded and runs once."""
 
 import collections
-import collections.abc
 
 import numpy as np
 import pytest
@@ -13,74 +12,6 @@ from tests.helpers.models import LogLines, non_finite, state
 from tests.unedited.test_unedited_loops import STEPS, run
 
 tf1 = tf.compat.v1
-
-
-class Own(collections.abc.Mapping):
-    """A mapping that is no dict, and cannot be changed."""
-
-    def __init__(self, items):
-        self._items = dict(items)
-
-    def __getitem__(self, name):
-        return self._items[name]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
-
-
-class Fields:
-    """What `attr.s` would make of a class with two attributes."""
-
-    __attrs_attrs__ = tuple(collections.namedtuple('A', 'name')(n) for n in ('train', 'loss'))
-
-    def __init__(self, train, loss):
-        self.train, self.loss = train, loss
-
-
-class Pair(collections.namedtuple('Pair', ['train', 'loss'])):
-    pass
-
-
-def as_defaultdict(train_op, loss):
-    fetches = collections.defaultdict(list)
-    fetches.update(train=train_op, loss=loss)
-    return fetches
-
-
-def as_own(train_op, loss):
-    return Own({'train': train_op, 'loss': loss})
-
-
-STRUCTURES = [as_defaultdict, Fields, Pair]
-if not tf.__version__.startswith('1.'):  # which makes no mapping of values that cannot be changed
-    STRUCTURES.append(as_own)
-
-
-def loss_in(values):
-    return values['loss'] if isinstance(values, collections.abc.Mapping) else values.loss
-
-
-@pytest.mark.full
-def test_any_structure_that_a_session_takes_is_guarded_and_comes_back(tmp_path):
-    def loop(model, train_op, logdir, watch):
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            before = 0
-            for number in range(2 * len(STRUCTURES)):
-                structure = STRUCTURES[number // 2]
-                values = session.run(structure(train_op, model.loss))
-                assert type(values) is type(structure(None, None))
-                assert np.isfinite(loss_in(values)) == (number % 2 == 0)
-                assert session.run(model.step) == number // 2 + 1
-                watch(session)
-                operations = len(session.graph.get_operations())
-                assert before in (0, operations)  # no gate is built anew
-                before = operations
-
-    run(loop, tmp_path, 'skip', bad=lambda draw: draw % 2 == 1)
 
 
 @pytest.mark.full
@@ -218,37 +149,3 @@ def test_tensorflow_does_not_warn_of_what_is_made_after_a_run(tmp_path):
         in run.stdout + run.stderr
     )
     assert 'after it was run' not in run.stderr
-
-
-class TestMakeCallable:
-    """As TensorFlow's: only with a list of feeds it calls the session's own `run`."""
-
-    @pytest.fixture
-    def session(self, tmp_path):
-        class Doubling(tf1.Session):
-            def run(self, fetches, feed_dict=None, **kwargs):
-                feeds = {of: 2 * value for of, value in (feed_dict or {}).items()}
-                return super().run(fetches, feeds, **kwargs)
-
-        with slimguard.instrument(on_nan='skip', logdir=str(tmp_path)) as guards:
-            self.x = tf1.placeholder_with_default(1.0, [])
-            self.w = tf1.get_variable('w', initializer=0.0)
-            optimizer = tf1.train.GradientDescentOptimizer(0.5)
-            self.train_op = optimizer.minimize(tf.square(self.w - self.x))
-            with Doubling() as session:
-                session.run(tf1.global_variables_initializer())
-                yield session
-        assert guards.sessions.seen.actions == {'skip': 1}
-
-    def test_it_is_called_with_a_list(self, session):
-        step = session.make_callable([self.train_op, self.w], [self.x])
-        step(1.0)
-        step(np.nan)
-        step(2.0, 'too much')
-        assert session.run(self.w) == 4.0
-
-    def test_it_is_not_called_without(self, session):
-        step = session.make_callable(self.train_op)
-        step()
-        session.run(self.train_op, {self.x: np.nan})
-        assert session.run(self.w) == 1.0

@@ -256,5 +256,5 @@ def test_what_keras_runs_in_a_graph_is_named_once(tmp_path):
             for _ in range(2):
                 model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     (line,) = [line for line in lines if 'NOT guarded' in line]
-    assert 'as Keras does in fit' in line
+    assert 'as in the fit of Keras' in line
     assert len(guards.sessions.seen.refused) == 1

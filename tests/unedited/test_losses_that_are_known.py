@@ -191,7 +191,7 @@ def test_where_it_is_not_certain_there_is_none_and_that_is_said(name, tmp_path):
 def test_losses_that_are_not_known_are_named_without_a_limit_too(tmp_path):
     _, lines = train(two_losses_of_their_own_variables, tmp_path, [0.0, 0.0])
     (line,) = [line for line in lines if 'is not known' in line]
-    assert "'group_deps'" in line and 'by the same variables: Sum, add.' in line
+    assert "'group_deps'" in line and 'by different variables: Sum, add.' in line
 
 
 def test_the_loss_of_towers_is_their_mean(tmp_path):

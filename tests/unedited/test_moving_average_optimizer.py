@@ -64,8 +64,8 @@ def test_a_script_trains_with_it_saves_the_averages_and_goes_on(tmp_path):
 class Trained:
     """A small model after some steps: its session, optimizer, and values by name."""
 
-    def __init__(self, make_optimizer, use_resource=False, partitioner=None, **options):
-        with tf1.variable_scope('', use_resource=use_resource, partitioner=partitioner):
+    def __init__(self, make_optimizer, use_resource=False, **options):
+        with tf1.variable_scope('', use_resource=use_resource):
             w = tf1.get_variable('w', initializer=tf.constant([3.0, 5.0]))
             b = tf1.get_variable('b', initializer=tf.constant([1.0, 1.0]))
             tf1.get_variable('unused', initializer=tf.constant([4.0, 4.0]))
@@ -92,19 +92,12 @@ class Trained:
 
 
 @pytest.mark.parametrize('make_optimizer', CLASSES)
-@pytest.mark.parametrize(
-    'use_resource, partitions, sequential_update', [(False, 2, True), (True, None, False)]
-)
+@pytest.mark.parametrize('use_resource, sequential_update', [(False, True), (True, False)])
 def test_a_swapping_saver_saves_averages_and_brings_back_the_variables(
-    tmp_path, make_optimizer, use_resource, partitions, sequential_update
+    tmp_path, make_optimizer, use_resource, sequential_update
 ):
     with tf.Graph().as_default():
-        model = Trained(
-            make_optimizer,
-            use_resource,
-            partitions and tf1.fixed_size_partitioner(partitions),
-            sequential_update=sequential_update,
-        )
+        model = Trained(make_optimizer, use_resource, sequential_update=sequential_update)
         plain = model.checkpoint(tf1.train.Saver(), tmp_path)
         saver = model.optimizer.swapping_saver()
         swapped = model.checkpoint(saver, tmp_path)
@@ -153,6 +146,15 @@ def test_a_saver_of_some_variables_takes_both_or_neither(tmp_path, make_optimize
             np.testing.assert_array_equal(swapped['w'], plain['w/ExponentialMovingAverage'])
         with pytest.raises(ValueError, match='w/ExponentialMovingAverage'):
             model.optimizer.swapping_saver([variables['w']])
+
+
+def test_a_partitioned_variable_is_refused():
+    with tf1.variable_scope('', partitioner=tf1.fixed_size_partitioner(2)):
+        w = tf1.get_variable('w', initializer=tf.ones([4]))
+    optimizer = MovingAverageOptimizer(tf1.train.GradientDescentOptimizer(1.0))
+    optimizer.minimize(tf.reduce_sum(tf.convert_to_tensor(w)))
+    with pytest.raises(ValueError, match='partitioned'):
+        optimizer.swapping_saver()
 
 
 @pytest.mark.parametrize('make_optimizer', CLASSES)

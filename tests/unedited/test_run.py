@@ -1,6 +1,7 @@
 """``python -m slimguard``: its options, and scripts that run as plain Python would run them."""
 
 import os
+import signal
 import zipapp
 
 import pytest
@@ -50,6 +51,10 @@ finally:
         ('run %s' % os.path.dirname(__file__), 'has no __main__.py to run'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
         ('checkpoints', 'LOGDIR'),
+        ('incident logs', "there is no command 'incident'; did you mean incidents?"),
+        ('raport logs', "there is no command 'raport'; did you mean report?"),
+        ('train logs', "there is no command 'train'; did you mean run, doctor, checkpoints"),
+        (__file__, 'to run a script: slimguard run ' + __file__),
         ('incidents nowhere', "incidents: error: there is no directory 'nowhere'"),
         ('replay', 'BUNDLE'),
         ('replay --without=-1 x', "expected a whole number, 0 or more, not '-1'"),
@@ -161,6 +166,36 @@ def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
     assert before.endswith(plain.stderr)
     assert 'the script ended before it ran a session' in last
     assert guarded.stderr.count('Traceback') == 1
+
+
+INTERRUPTED_TWICE = """\
+import atexit, os, signal
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+atexit.register(press_ctrl_c)
+press_ctrl_c()
+"""
+
+
+@pytest.mark.full
+def test_a_second_ctrl_c_ends_a_script_that_is_ending_with_one_line(tmp_path):
+    (tmp_path / 'script.py').write_text(INTERRUPTED_TWICE)
+    run = forked_python('-m', 'slimguard', 'run', 'script.py', cwd=str(tmp_path))
+    assert run.returncode == -signal.SIGINT
+    assert run.stderr.endswith('slimguard: Ctrl-C again; ending at once\n')
+    assert run.stderr.count('Traceback') <= 1 and 'run.py' not in run.stderr
+
+
+def test_a_ctrl_c_before_the_script_has_begun_is_one_line():
+    program = (
+        'from slimguard.unedited.run import note_interrupt\n'
+        'try:\n    raise KeyboardInterrupt\n'
+        'except KeyboardInterrupt as error:\n    note_interrupt(error)\n'
+    )
+    run = python('-c', program)
+    assert (run.returncode, run.stderr) == (-signal.SIGINT, 'slimguard: Ctrl-C\n')
 
 
 @pytest.mark.full

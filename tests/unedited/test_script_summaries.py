@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 
 import pytest
 import tensorflow as tf
@@ -68,29 +67,7 @@ def monitored(logdir):
     return losses
 
 
-def supervised(logdir):
-    """As its own thread does: runs the summaries, and writes them, beside the loop."""
-    model = Linear(())
-    train_op = minimize(model)
-    supervisor = tf1.train.Supervisor(logdir=logdir, save_summaries_secs=0)
-    losses = {}
-    with supervisor.managed_session() as session:
-
-        def write():
-            summary, step = session.run([supervisor.summary_op, model.step])
-            supervisor.summary_writer.add_summary(summary, step)
-
-        for number in range(1, 13):
-            loss, _ = session.run([model.loss, train_op])
-            if number % 5 == 0:
-                thread = threading.Thread(target=write)
-                thread.start()
-                thread.join()
-                losses[number] = loss
-    return losses
-
-
-LOOPS = {'plain': (plain, 'train'), 'monitored': (monitored, ''), 'supervised': (supervised, '')}
+LOOPS = {'plain': (plain, 'train'), 'monitored': (monitored, '')}
 
 
 @pytest.mark.parametrize('loop', LOOPS)
@@ -177,10 +154,3 @@ def test_they_do_not_go_where_an_estimator_writes_its_evaluation(tmp_path):
     assert [step for step, _ in ours_in(tmp_path)['slimguard/loss']] == theirs
     assert 'loss' in events_in(tmp_path / 'eval')
     assert not ours_in(tmp_path / 'eval')
-
-
-@pytest.mark.full
-def test_without_history_there_are_none(tmp_path):
-    with slimguard.instrument(history=0):
-        monitored(str(tmp_path))
-    assert not ours_in(tmp_path)

@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from slimguard.unedited import tf1_gone, tf1_names
+from slimguard.unedited import tf1_names, tf1_table
 from tests.helpers.children import ROOT, forked_python
 
 NATIVE = tf.__version__.startswith('1.')
@@ -79,7 +79,7 @@ def is_there(name):
 
 @on_tensorflow_2
 def test_what_is_said_to_replace_the_old_is_there():
-    gone = dict(tf1_gone.GONE)
+    gone = dict(tf1_table.GONE)
     names = {name for each in gone.values() for name in re.findall(r'\btf(?:\.\w+)+', each)}
     names -= {'tf.estimator', 'tf.contrib'}  # of which it is said that they left
     assert len(names) > 15

@@ -119,17 +119,6 @@ def test_a_later_model_does_not_train_with_the_rate_of_an_earlier_one(folders, g
 
 
 @pytest.mark.full
-def test_models_that_share_a_writer_share_the_record_and_not_the_rate(folders, tmp_path):
-    """As folds of a cross-validation: a writer is made ahead of them all, where nothing trains."""
-    with slimguard.instrument('rollback:3x0.5', capture=False), LogLines() as lines:
-        tf1.summary.FileWriter(str(tmp_path / 'all')).close()
-        for folder in folders:
-            trained_by(Written(folder, bad=(BAD,), makes_writer=False))
-    assert len(records_in(tmp_path / 'all')) == 2
-    assert not any('an earlier run' in line for line in lines)
-
-
-@pytest.mark.full
 def test_a_writer_that_is_given_a_graph_is_that_of_the_graph(folders):
     with slimguard.instrument('skip', capture=False):
         first = Written(folders[0], makes_writer=False)

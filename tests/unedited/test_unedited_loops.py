@@ -16,7 +16,7 @@ from slimguard import compat
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.gate import gates_of
 from slimguard.graph import op_of
-from slimguard.unedited import script_folders
+from slimguard.unedited import script_files
 from tests.helpers.children import forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 
@@ -72,23 +72,18 @@ def supervised(model, train_op, logdir, watch):
             watch(session)
 
 
-def slim_training(model, train_op, logdir, watch):
-    class Watch(tf1.train.SessionRunHook):
-        def after_run(self, run_context, run_values):
-            watch(run_context.session)
+def slim_learning(model, train_op, logdir, watch):
+    def step(session, *args):
+        result = slim.learning.train_step(session, *args)
+        watch(session)
+        return result
 
-    hooks = [tf1.train.StopAtStepHook(num_steps=4), Watch()]
     loss = train_op
     if isinstance(train_op, tf.Operation):
         with tf.control_dependencies([train_op]):
             loss = tf.identity(model.loss)
-    tf_slim_training().train(loss, str(logdir), hooks=hooks, save_summaries_steps=None)
-
-
-def tf_slim_training():
-    import tf_slim.training
-
-    return tf_slim.training
+    given = {'number_of_steps': 4, 'log_every_n_steps': 0, 'save_summaries_secs': 0}
+    slim.learning.train(loss, str(logdir), train_step_fn=step, **given)
 
 
 def in_threads(model, train_op, logdir, watch):
@@ -120,7 +115,7 @@ def in_threads(model, train_op, logdir, watch):
             raise error
 
 
-LOOPS = [plain, interactive, by_callable, monitored, supervised, slim_training, in_threads]
+LOOPS = [plain, interactive, by_callable, monitored, supervised, slim_learning, in_threads]
 
 
 def run(loop, logdir, on_nan, bad=(2,), minimize=Linear.minimize, value=np.nan, **kwargs):
@@ -182,7 +177,7 @@ def test_raise_ends_it_with_the_incident(loop, tmp_path):
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
     # These leave their own session cleanly.
-    asks = loop in (monitored, supervised, slim_training)
+    asks = loop in (monitored, supervised, slim_learning)
     ends = contextlib.ExitStack() if asks else pytest.raises(tf.errors.OutOfRangeError)
     with ends:
         run(loop, tmp_path, 'stop')
@@ -454,7 +449,7 @@ def test_a_script_ends_with_one_line_that_says_what_was_guarded(on_nan, status, 
     if on_nan == 'raise':
         assert 'NanLossError: Bad step at global step 5 (loss nan)' in run.stderr
     # Nothing after the loop is run, and the exit status does not tell.
-    told = "'stop' has ended the script inside its loop"
+    told = "'stop' ended the script inside its loop"
     newest = 'The newest checkpoint that it saved is %s.' % (tmp_path / 'logs' / 'model.ckpt-4')
     assert (told in run.stderr and newest in run.stderr) == (on_nan == 'stop')
 
@@ -474,7 +469,7 @@ def test_each_start_of_a_script_that_saves_nothing_has_a_folder_which_the_last_l
         (record,) = records_in(new)
         assert record['action'] == on_nan
         assert run.stderr.splitlines()[-1].endswith('python -m slimguard report %s' % new)
-        lost = 'It has saved no checkpoint, so what it has trained is lost' in run.stderr
+        lost = 'It saved no checkpoint, so what it trained is lost' in run.stderr
         assert lost == (on_nan == 'stop')
     assert {path.name for path in tmp_path.iterdir()} == {'script.py', 'slimguard-logs'}
 
@@ -486,8 +481,8 @@ def test_each_start_of_a_script_that_saves_nothing_has_a_folder_which_the_last_l
 def test_starts_in_the_same_second_have_folders_of_their_own(path, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', [path])
-    monkeypatch.setattr(script_folders.time, 'strftime', lambda _: 'now')
-    starts = [script_folders.FallbackFolder() for _ in range(3)]
+    monkeypatch.setattr(script_files.time, 'strftime', lambda _: 'now')
+    starts = [script_files.FallbackFolder() for _ in range(3)]
     os.chdir(os.sep)
     paths = [start.path() for start in starts]
     expected = [name + '-now', name + '-now-2', name + '-now-3']
@@ -550,7 +545,6 @@ def test_an_estimator_obeys(on_nan, steps, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize('guards_itself', [False, True])
 def test_a_loss_above_max_loss_is_a_bad_step_of_a_train_op_of_slims_too(guards_itself, tmp_path):
-    """In a plain session: slim's own `train` hands the limit on by itself."""
     with slimguard.instrument(on_nan='raise', max_loss=1e-6, logdir=tmp_path):
         model = Linear()
         create = (slimguard if guards_itself else slim.learning).create_train_op

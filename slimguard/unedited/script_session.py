@@ -120,7 +120,7 @@ class ScriptWatcher(GateWatcher):
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
         smaller = back_off_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
-        snapshots = Snapshots(graph, policies.snapshots, True, self._ranks.are_several)
+        snapshots = Snapshots(graph, policies.snapshots, is_shared=self._ranks.are_several)
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)
 

@@ -3,8 +3,9 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Callable, Dict, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Optional, Sequence, Set
 
+import numpy as np
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident, report_hint
@@ -12,6 +13,7 @@ from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.system.log import log
 from slimguard.training import stop_signals
+from slimguard.training.fetch_structures import leaves
 
 # How many train ops, or variables, a sentence names.
 _MOST_NAMES = 3
@@ -31,6 +33,8 @@ class Account:
       writing_runs: how many runs trained nothing, and were guarded for what they wrote.
       refused_saves: how many saves were refused, as a variable was not finite.
       not_finite: the names of those variables.
+      since_nan: how many guarded runs there were after the last one that was skipped, or went back,
+        and gave the script a NaN; None if none did.
       jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
       saved_at_signal: what SIGTERM or Ctrl-C had saved, in words; '' if none came.
@@ -52,6 +56,7 @@ class Account:
         self.refused_saves = 0
         self.not_finite: Dict[str, None] = {}
         self.own_steps = 0
+        self.since_nan: Optional[int] = None
         self.jump = ''
         self.error: Optional[BaseException] = None
         self.saved_at_signal = ''
@@ -96,9 +101,16 @@ class Account:
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
         self._note_first()
+        if self.since_nan is not None:
+            self.since_nan += 1
         self.writing_runs += not train_ops
         for train_op in train_ops:
             self.train_ops[train_op] = self.train_ops.get(train_op, 0) + 1
+
+    def note_fetched(self, values: Any) -> None:
+        """Notes the values that the script got from a run that wrote nothing."""
+        if any(map(_is_nan, leaves(values))):
+            self.since_nan = 0
 
     @property
     def incidents(self) -> int:
@@ -135,6 +147,9 @@ class Account:
                 clauses.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
             if self.saved_at_signal:
                 clauses.append(self.saved_at_signal)
+            is_ours = self.actions.keys() & {'raise', 'stop'}  # what has ended the script
+            if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
+                clauses.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
         elif not self.own_steps:
             clauses.append('nothing here was guarded: %s%s' % (_why_nothing(self), self._saves()))
         if self.own_steps and not self.train_ops:
@@ -247,6 +262,12 @@ def after_stop(newest: Optional[str]) -> str:
 
 
 _RATE = '; learning rate x%g since the last rollback'
+# A script may look at a loss one step later.
+_SOON = 1
+_ENDED_AT_NAN = (
+    'the script ended %s after it had fetched a NaN of a bad step, of which nothing was written. '
+    'Whether a check of its own ended it, such as assert not np.isnan(loss), is not seen from here'
+)
 _BY_ITSELF = (
     'the script guards itself with a NanLossHook, slimguard.watch or slimguard.train: %s. Its own '
     'settings hold there, and the options of run do not'
@@ -297,6 +318,11 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
 def _has_record(logdir: str) -> bool:
     record = path_in(logdir)
     return files.is_remote(record) or files.is_file(record)
+
+
+def _is_nan(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.dtype.kind == 'f' and bool(np.isnan(array).any())
 
 
 def _counted(number: int, what: str, several: str = '') -> str:

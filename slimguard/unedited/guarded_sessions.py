@@ -131,7 +131,11 @@ class GuardedSessions:
         watched = self._watched(session, original, step)
         self._signals.enter()
         run_step = functools.partial(self._run_counted, watched.run_step)
-        return self._signals.run_step(session, run_step, step, feed_dict, options, run_metadata)
+        incidents = self.seen.incidents
+        values = self._signals.run_step(session, run_step, step, feed_dict, options, run_metadata)
+        if self.seen.incidents != incidents:
+            self.seen.note_fetched(_of_script(values))
+        return values
 
     def _run_counted(self, run_step, session, step: GuardedStep, *given) -> Any:
         """Runs a step and counts it, before a signal that came meanwhile saves its state."""
@@ -303,6 +307,13 @@ class GuardedSessions:
     def _count(self, step: GuardedStep) -> None:
         self._steps += 1
         self.seen.note_run(step.names)
+
+
+def _of_script(values: Any) -> Any:
+    """The values of a run without those that hooks have asked for."""
+    if not isinstance(values, dict):
+        return values
+    return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:

@@ -1,5 +1,6 @@
-"""A NaN that TensorFlow's NanTensorHook fetched in a run that wrote nothing bad."""
+"""A NaN that was fetched in a run that wrote nothing bad: TensorFlow's hook, and the last line."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -74,3 +75,35 @@ class TestARunBesideTheSteps:
     def test_is_left_to_the_hook_where_nothing_is_guarded(self, tmp_path):
         with pytest.raises(tf1.train.NanLossDuringTrainingError):
             train_like_a_gan('skip', tmp_path, bad=(3,), train_op_of=lambda model: model.loss)
+
+
+@pytest.mark.parametrize('more, said', [(0, 'right after'), (1, 'one step after'), (2, None)])
+def test_a_script_that_ends_soon_after_a_nan_that_it_fetched_is_told_so(more, said, tmp_path):
+    with slimguard.instrument('skip', logdir=tmp_path, capture=False) as guards:
+        model = Linear(bad=(1, 2))
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run([train_op, model.loss])
+            session.run(train_op)
+            assert 'had fetched a NaN' not in str(guards.sessions.seen)  # it fetched no loss
+            assert np.isnan(session.run({'train': train_op, 'loss': [model.loss]})['loss'][0])
+            for _ in range(more):
+                session.run([train_op, model.loss])
+    told = str(guards.sessions.seen)
+    assert ('had fetched a NaN' in told) == (said is not None)
+    assert said is None or 'the script ended %s it had fetched a NaN of a bad step' % said in told
+
+
+def test_not_where_slimguard_has_ended_it(tmp_path):
+    with slimguard.instrument('skip:1,raise', logdir=tmp_path, capture=False) as guards:
+        model = Linear(bad=(1, 2))
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op)
+            session.run([train_op, model.loss])
+            assert 'had fetched a NaN' in str(guards.sessions.seen)
+            with pytest.raises(slimguard.NanLossError):
+                session.run([train_op, model.loss])
+    assert 'had fetched a NaN' not in str(guards.sessions.seen)

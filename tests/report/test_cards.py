@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from slimguard.report import cards, html, report_data
+from slimguard.report import cards, html, report_data, samples
 from tests.report.pages import Seen, line, record, rows_of, see
 
 NAN = 'not finite: loss total_loss'
@@ -167,3 +168,14 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
     assert 'a smaller learning rate' in pages[2] and 'tf.minimum' not in pages[2]
     replay = 'python -m slimguard replay x/slimguard/incident-1'
     assert '<pre class="command">%s\n%s --without 2</pre>' % (replay, replay) in pages[0]
+
+
+@pytest.mark.parametrize('has_images', [True, False])
+def test_the_numbers_of_a_label_are_folded_beside_the_images_it_is_of(has_images):
+    it = bundle_of('incident-1')
+    drawn = {'x:0': np.zeros([4, 8, 8, 1])} if has_images else {}
+    batch = samples.in_numbers(dict(drawn, **{'label:0': np.arange(4)}))
+    opened = it.opened._replace(batch=batch, sheets=samples.sheets(drawn))
+    it = dataclasses.replace(it, opened=opened)
+    page = html.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=[it]))
+    assert 'row 1: 1' in page and ('<details open>' in page) != has_images

@@ -36,7 +36,7 @@ from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.gate import Gate
 from slimguard.graph import key, ops, single_runs
-from slimguard.graph.staging_area import StagingArea
+from slimguard.graph.ops import StagingArea
 
 
 class Capture:
@@ -164,7 +164,8 @@ class Capture:
         staged = [area.stage(is_good, cleared) for area in self._areas]
         self.fetch = tf.group(*staged, name='capture')
         self.untold_count = self._count_after(staged, bad)
-        self.row = self.gate.measures.counted_row(self.gate.untold, self.untold_count)
+        self.row = self.gate.measures.counted_row(self.untold_count)
+        self.gate.untold.counts.add(self.row.name)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:
         """The count of bad steps, computed after those of the `staged` ops that run."""

@@ -38,4 +38,4 @@ def split_at_gate(gate: AnyGate) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
 def ops_up_to(checked: Sequence[tf.Tensor], fed) -> List[tf.Operation]:
     """The ops that `checked` need if the tensors whose keys are in `fed` are fed."""
     roots = [t.op for t in checked if key(t) not in fed]
-    return graphs.ancestors(roots, lambda op: graphs.needs_beyond(op, fed))
+    return graphs.ancestors(roots, lambda op: graphs.needs(op, fed))

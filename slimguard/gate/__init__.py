@@ -7,8 +7,7 @@ hooks or slim.
     guard.py              guard()
     gate.py               what is known of a guarded train op
     arguments.py          checks what users give: a train op, its loss, the largest loss
-    writing_runs.py       guards runs that train nothing and write all the same
-    written_beside.py     writes fetched beside a train op, which go through its gate
+    written_beside.py     writes fetched beside a train op; runs that train nothing and write
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
     learning_rates.py     a factor for learning rates, to make updates smaller
@@ -29,7 +28,7 @@ Looking back from the train op, every op falls into one of three parts (reading/
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
-  counter that picks the batch is not (reading/forward_writes.py).
+  counter that picks the batch is not (reading/gated_ops.py).
 
 Two checks decide. The first is cheap: one sum of squares for each value, short vectors of one
 length together, and one comparison. If all are small, the step takes the *fast path*: all values
@@ -61,6 +60,7 @@ from slimguard.gate.arguments import (
     require_optimizer,
     writes_something,
 )
+from slimguard.gate.building.announcement import Told
 from slimguard.gate.building.flags import (
     ABOVE_MAX_LOSS,
     GRADIENT_NORM,
@@ -69,9 +69,8 @@ from slimguard.gate.building.flags import (
     explain,
     labels_in,
 )
-from slimguard.gate.building.measures import Measures
+from slimguard.gate.building.outcome import Measures
 from slimguard.gate.building.ranks import Ranks, name_of
-from slimguard.gate.building.untold import Told
 from slimguard.gate.gate import (
     Gate,
     gate_of,
@@ -87,7 +86,7 @@ from slimguard.gate.learning_rates import (
     learning_rates_of,
     scale_learning_rates,
 )
-from slimguard.gate.writing_runs import guard_summary
+from slimguard.gate.written_beside import guard_summary
 
 __all__ = [
     'ABOVE_MAX_LOSS',

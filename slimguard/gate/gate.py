@@ -18,11 +18,10 @@ from typing import (
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.gate.building.announcement import Untold
 from slimguard.gate.building.flags import Label, Verdict, explain
-from slimguard.gate.building.measures import Measures
-from slimguard.gate.building.outcome import Outcome, guarded_by
+from slimguard.gate.building.outcome import Measures, Outcome, guarded_by
 from slimguard.gate.building.ranks import Ranks
-from slimguard.gate.building.untold import Untold
 from slimguard.graph import TrainOp, Writes, key, op_of, ops
 
 _KEPT_AS = '_slimguard_gates'
@@ -212,6 +211,6 @@ def through_gates(
 
     def needs(op: tf.Operation) -> Iterable[tf.Operation]:
         original = originals.get(op)
-        return graphs.needs_beyond(op, fed_keys) if original is None else [original]
+        return graphs.needs(op, fed_keys) if original is None else [original]
 
     return needs

@@ -8,13 +8,12 @@
     source_lines.py  which line of the user's code made an op
     devices.py       the device for an op that serves another
     ops.py           creating ops: in our scope, at the place of another, or as one that exists
-    staging_area.py  a queue that needs no initialization
     sessions.py      the sessions on a graph, and a wrapper that stands in for one
     single_runs.py   slimguard's own runs, made once or seldom, and runs by a handle
     token_queues.py  the queue and the runner that synchronous workers wait for
 
-Only `ops` and `staging_area` add ops to a graph; `single_runs` adds the tensor that it feeds. The
-names exported below only read a graph.
+Only `ops` adds ops to a graph; `single_runs` adds the tensor that it feeds. The names exported
+below only read a graph.
 """
 
 from slimguard.graph.control_flow import (
@@ -58,7 +57,6 @@ from slimguard.graph.walk import (
     largest_constant,
     lowest_constant,
     needs,
-    needs_beyond,
     op_def_of_type,
     op_of,
     takes_reference,
@@ -109,7 +107,6 @@ __all__ = [
     'loop_around_output',
     'lowest_constant',
     'needs',
-    'needs_beyond',
     'on_each_device',
     'op_def_of_type',
     'op_of',

@@ -1,7 +1,19 @@
 """Walking a graph: an op's declaration, the ops that must run before it, and keys for tensors."""
 
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import (
+    Any,
+    Container,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -69,17 +81,15 @@ def controls_of(op) -> List[tf.Operation]:
     return controls if len(controls) < 2 else sorted(controls, key=tf_private.number_of)
 
 
-def needs(op) -> Iterator[tf.Operation]:
-    """The ops that must run before `op`, through data and control edges."""
-    for tensor in op.inputs:
-        yield tensor.op
-    yield from controls_of(op)
+def needs(op, fed: Container[Any] = ()) -> Iterator[tf.Operation]:
+    """The ops that must run before `op`, through data and control edges.
 
-
-def needs_beyond(op, fed) -> Iterator[tf.Operation]:
-    """The ops that have to run before `op` if the tensors whose keys are in `fed` are fed."""
+    Args:
+      op: the op.
+      fed: the keys of tensors that are fed.
+    """
     for tensor in op.inputs:
-        if key(tensor) not in fed:
+        if not fed or key(tensor) not in fed:
             yield tensor.op
     yield from controls_of(op)
 
@@ -118,7 +128,7 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
 def ancestors_beyond(fed: Iterable[tf.Tensor], roots: Iterable[tf.Operation]) -> List[tf.Operation]:
     """As `ancestors`, where some tensors are fed."""
     keys = {key(tensor) for tensor in fed}
-    return ancestors(roots, lambda op: needs_beyond(op, keys))
+    return ancestors(roots, lambda op: needs(op, keys))
 
 
 def _is_merge(op) -> bool:

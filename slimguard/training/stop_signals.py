@@ -20,8 +20,7 @@ from slimguard.checkpoints.checkpoint_reader import global_step_in
 from slimguard.checkpoints.finite_saver import last_published
 from slimguard.checkpoints.step_turn import in_midst_of_a_step
 from slimguard.compat import tf_private
-from slimguard.gate.building.ranks import Exchange
-from slimguard.gate.building.shared_signals import SIGNALS
+from slimguard.gate.building.ranks import SIGNALS, Exchange
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system.log import log
 

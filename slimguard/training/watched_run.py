@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.gate.building.untold import Told
+from slimguard.gate.building.announcement import Told
 from slimguard.gate.written_beside import refuse_around
 from slimguard.graph import op_of
 from slimguard.incidents.history import IS_GOOD

@@ -14,8 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
-from slimguard.gate.writing_runs import guard_writes, writing_among
-from slimguard.gate.written_beside import MOST_NAMES, is_drawn
+from slimguard.gate.written_beside import MOST_NAMES, guard_writes, is_drawn, writing_among
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.single_runs import run_once
 from slimguard.system import texts

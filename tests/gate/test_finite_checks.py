@@ -1,4 +1,4 @@
-"""Many values of one shape are checked, copied and put back: each counts by itself."""
+"""Many values are checked, copied and put back: each counts by itself."""
 
 import math
 

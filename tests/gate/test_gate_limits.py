@@ -97,19 +97,6 @@ def test_a_kernel_that_makes_a_nan_of_small_numbers(optimizer):
 
 
 @pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
-def test_an_update_that_overflows_is_undone(use_resource):
-    w = tf1.get_variable(
-        'w', [2], initializer=tf.constant_initializer(3e38), use_resource=use_resource
-    )
-    size = tf1.placeholder_with_default(1.0, [])
-    guarded = models.Guarded(tf.group(tf1.assign_add(w, tf.stack([size, size]))))
-    for _ in range(50):  # what is read too early is read in time now and then
-        guarded.assert_held({size: 3e38}, 'a sum beyond float32')
-    assert guarded.finding().tensors == ('w',)
-    assert 'once updated' in guarded.finding().reason
-
-
-@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 def test_a_forward_write_that_overflows_is_undone(use_resource):
     largest = tf.constant_initializer(3e38)
     average = tf1.get_variable(

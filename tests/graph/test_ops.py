@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard.graph import ops
-from slimguard.graph.staging_area import StagingArea
+from slimguard.graph.ops import StagingArea
 
 tf1 = tf.compat.v1
 

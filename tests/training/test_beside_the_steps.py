@@ -11,7 +11,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.gate import Told
-from slimguard.gate.building.untold import Untold
+from slimguard.gate.building.announcement import Untold
 from slimguard.training import incident_reading
 from slimguard.training.second_look import look_again
 from tests.helpers import gate_models

@@ -8,10 +8,7 @@ The files, in the order of a step:
     flags.py              what checks found: flags, each with a label, and a sentence made of them
     ranks.py              tells all processes that train together what one of them found
     rank_libraries.py     finds such processes: Horovod's, or those of a strategy
-    shared_signals.py     the signals that such processes tell each other of
     gated_clones.py       creates the gated ops a second time, behind a switch
-    outcome.py            the tensors to fetch, and the value that the guarded train op returns
-    announcement.py       prints or raises where nobody watches
-    untold.py             keeps the bad steps that a watcher is yet to be told of
-    measures.py           the loss, learning rate and gradients of a step, good or bad
+    outcome.py            the tensors to fetch: how a step ended, what it returns, its measures
+    announcement.py       keeps a bad step for a watcher; prints or raises where nobody watches
 """

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.building import fast_path
-from slimguard.gate.building.announcement import announce
+from slimguard.gate.building.announcement import Untold, announce
 from slimguard.gate.building.copies import Copies, copy_ahead, require_unseen, restore
 from slimguard.gate.building.exact_checks import (
     SMALL_32,
@@ -21,10 +21,8 @@ from slimguard.gate.building.exact_checks import (
 from slimguard.gate.building.fast_path import Limits, SquareSums, make_limits
 from slimguard.gate.building.flags import Flags, join_flags
 from slimguard.gate.building.gated_clones import GatedClones
-from slimguard.gate.building.measures import measure
-from slimguard.gate.building.outcome import outcome_of, value_after_step, value_of_step
+from slimguard.gate.building.outcome import measure, outcome_of, value_after_step
 from slimguard.gate.building.rank_libraries import ranks_of
-from slimguard.gate.building.untold import Untold
 from slimguard.gate.chief_update import accumulators_of
 from slimguard.gate.gate import Gate
 from slimguard.gate.reading.checked_values import Check
@@ -140,15 +138,17 @@ class _Build:
         end = _end(decision, updated, ahead)
         flags = join_flags([decision.flags, updated.flags])
         self._ranks.note_checks(flags.labels)
-        value = value_of_step(plan, clones, decision.go, decision.refused)
+        at = plan, clones, decision.go, decision.refused
+        value = None if step.core is None else value_after_step(step.core, *at)
         told = announce(plan, flags, feeds.watched, feeds.untold, end.undone)
         bad = _flags_at_end(flags, updated, end.good, told)
         announced = outcome_of(bad, value, step.train_op)
         quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), value)
-        at = decision.go, decision.refused
-        values = {key(t): value_after_step(t, plan, clones, *at) for t in plan.values}
+        values = {key(t): value_after_step(t, *at) for t in plan.values}
         untold_count = feeds.untold.count_after(announced.bad)
         measures = measure(plan, sums, self._home, announced)
+        row = measures.counted_row(untold_count)
+        feeds.untold.counts.add(row.name)
         undone = plan.variables if plan.trial or plan.is_chiefs else ()
         return Gate(
             original=step.train_op,
@@ -163,7 +163,7 @@ class _Build:
             limit=feeds.limits.loss,
             norm_limit=feeds.limits.half_square,
             measures=measures,
-            row=measures.counted_row(feeds.untold, untold_count),
+            row=row,
             max_loss=max_loss,
             gated=frozenset(plan.gated),
             writes=clones.writes(),

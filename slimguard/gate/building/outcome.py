@@ -1,16 +1,23 @@
-"""The tensors to fetch of a step, which arrive once it is done, and the values that it returns."""
+"""The tensors to fetch of a step: how it ended, the values that it returns, and its measures.
+
+How it ended arrives once the step is done. The measures are its loss, learning rate and gradients,
+in one small vector.
+"""
 
 import math
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
+from slimguard.gate.building.fast_path import SquareSums
 from slimguard.gate.building.gated_clones import GatedClones
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph.control_flow import SWITCHES
+from slimguard.graph.devices import Home
 
 # The attribute of a guarded train op that names the given one. It goes with the op into files.
 _GUARDS = '_slimguard_guards'
@@ -83,14 +90,6 @@ def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
         return None
 
 
-def value_of_step(
-    plan: Plan, clones: GatedClones, go: tf.Tensor, refused: tf.Tensor
-) -> Optional[tf.Tensor]:
-    """The value of the train op; None if it is an Operation."""
-    core = plan.step.core
-    return None if core is None else value_after_step(core, plan, clones, go, refused)
-
-
 def value_after_step(
     tensor: tf.Tensor, plan: Plan, clones: GatedClones, go: tf.Tensor, refused: tf.Tensor
 ) -> tf.Tensor:
@@ -153,3 +152,115 @@ def _no_value(tensor: tf.Tensor) -> Optional[tf.Tensor]:
     if graphs.is_float(tensor):
         return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)
     return tf.zeros(shape, tensor.dtype.base_dtype)
+
+
+class Measures(NamedTuple):
+    """The loss, the learning rate and the gradients of a step, as tensors to fetch.
+
+    Attributes:
+      gradients: for each gradient in `vector` the names of its variables; several if the gradients
+        of short vectors are summed together.
+      vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and for each
+        gradient, as the optimizer takes it, half the sum of its squares. NaN where there is no
+        loss, or the learning rate is no tensor.
+      step: float64 scalar, the global step after the step; NaN if there is none.
+      written: float64 scalar, 1.0 if the step was written, else 0.0.
+    """
+
+    gradients: Tuple[Tuple[str, ...], ...]
+    vector: tf.Tensor
+    step: tf.Tensor
+    written: tf.Tensor
+
+    def counted_row(self, count: tf.Tensor) -> tf.Tensor:
+        """All that a watcher needs of a step, in one vector, which arrives once the step is done.
+
+        A session takes longer to fetch a second tensor than a step takes to join the two.
+
+        Args:
+          count: how many bad steps no watcher was told of, after the step.
+
+        Returns:
+          float64: `count`, `step`, `written`, and then `vector`.
+        """
+        head = tf.stack([tf.cast(count, tf.float64), self.step, self.written])
+        return tf.concat([head, tf.cast(self.vector, tf.float64)], 0, name='row')
+
+
+def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Measures:
+    """Adds the ops of the measures; in a run that fetches none, none of them runs.
+
+    On a small model one more op shows in the time of a step. So numbers in one place and of one
+    dtype, as nearly always, are stacked by one op and not converted.
+
+    Args:
+      plan: the plan of the gate.
+      sums: the sums of squares of at least its gradients.
+      home: where the vector is made.
+      announced: the outcome that is fetched beside the row.
+    """
+    kinds = [kind for kind in sums.kinds if kind.is_gradient]
+    names = [each.names for kind in kinds for each in sums.kinds[kind]]
+    of_kinds = [[each.size for each in sums.kinds[kind]] for kind in kinds]
+    loss, rate = _loss_and_rate(plan)
+    vector = None
+    if len(kinds) <= 1:
+        vector = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
+    if vector is None:
+        parts = [tf.stack([_as_float(loss), _as_float(rate)])]
+        for sizes in of_kinds:
+            with sizes[0].graph.colocate_with(sizes[0].op):
+                joined = tf.stack(sizes)
+            with tf.device(home.device):
+                parts.append(tf.cast(joined, tf.float64))
+        vector = tf.concat(parts, 0, name='measures')
+    with tf.control_dependencies([announced.written]):
+        step = _as_float(announced.step)
+    written = tf.cast(announced.written, tf.float64)
+    return Measures(tuple(names), vector, step, written)
+
+
+def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
+    rates = [check.tensor for check in plan.checks if check.is_learning_rate]
+    # The first, if there are several: it is that of most weights.
+    scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
+    known = [rate for rate in scalars if rate is not None]
+    return (plan.losses[0] if plan.losses else None), (known[0] if known else None)
+
+
+def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
+    """The tensor outside of a branch that enters it as `tensor`; None if it is made inside.
+
+    A tensor in a branch that is not taken has no value, and the stacked vector would have none.
+    """
+    while graphs.flow_around(tensor.op) is not None:
+        if tensor.op.type not in ('Identity', *SWITCHES):
+            return None
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _stacked(
+    loss: Optional[tf.Tensor],
+    rate: Optional[tf.Tensor],
+    sizes: Sequence[tf.Tensor],
+    home: Home,
+) -> Optional[tf.Tensor]:
+    """Loss, rate and sizes in one vector; None unless they are of one dtype and at one place."""
+    known = [scalar for scalar in (loss, rate) if scalar is not None] + list(sizes)
+    dtypes = {scalar.dtype.base_dtype for scalar in known}
+    if len(dtypes) != 1 or len({home.joins_at(scalar) for scalar in known}) != 1:
+        return None
+    (dtype,) = dtypes
+    if dtype not in (tf.float32, tf.float64):
+        return None
+    with known[-1].graph.colocate_with(known[-1].op):
+        unknown = tf.constant(math.nan, dtype)
+        pair = [unknown if scalar is None else scalar for scalar in (loss, rate)]
+        return tf.stack(pair + list(sizes), name='measures')
+
+
+def _as_float(scalar: Optional[tf.Tensor]) -> tf.Tensor:
+    if scalar is None:
+        return tf.constant(math.nan, tf.float64)
+    return tf.cast(scalar, tf.float64)

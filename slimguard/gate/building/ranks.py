@@ -13,18 +13,60 @@ same step. Before its first one, each rank tells the others what it checks.
 
 import json
 import re
+import signal
 import threading
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.building.flags import Flags, Label, explain
-from slimguard.gate.building.shared_signals import NUMBERS, SIGNALS, SharedSignals
 from slimguard.graph import ops
 from slimguard.graph.devices import processor_of
 from slimguard.system import texts
+
+# The signals that end a training, in the order in which the ranks tell of them.
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SharedSignals:
+    """The signals that this process has heard, and its ranks have not been told of yet.
+
+    Attributes:
+      trainings: whose `on_shared_signal` is called with the number of a signal once all ranks know
+        that one has heard it: in the midst of a step, in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._heard: Set[int] = set()
+        self.trainings: Any = weakref.WeakSet()
+
+    def hear(self, number: int) -> None:
+        """Tells all ranks of a signal in their next step."""
+        self._heard.add(number)
+
+    def forget(self) -> None:
+        """Tells of none: the training that was to end has ended."""
+        self._heard.clear()
+
+    def heard(self) -> np.ndarray:
+        """float32: for each signal that ends a training, 1 where it was heard."""
+        return np.array([number in self._heard for number in NUMBERS], np.float32)
+
+    def tell(self, counts: np.ndarray) -> None:
+        """Tells the trainings of this process of the signals that some rank has heard."""
+        for number, count in zip(NUMBERS, counts):
+            if count:
+                self._heard.discard(number)
+                for training in list(self.trainings):
+                    training.on_shared_signal(number)
+
+
+# Those of this process.
+SIGNALS = SharedSignals()
+
 
 # Called with a subject and a text; gives the texts of all ranks, by rank. Each has to call it.
 Exchange = Callable[[str, str], List[str]]

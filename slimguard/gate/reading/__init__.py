@@ -3,10 +3,9 @@
 The files:
     plan.py               what a train op consists of, and what has to happen to each part
     step_graph.py         the ops of a step, read through gates that are there already
-    gated_ops.py          which of them are gated
+    gated_ops.py          which of them are gated, which variables are put back
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
     kernels.py            when an optimizer's kernel makes finite numbers of small ones
     late_writes.py        values that are computed after a gated write: which are known to be finite
-    forward_writes.py     which variables are put back, and the ops that all writes wait for
 """

@@ -167,9 +167,9 @@ def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
             'has no tf.contrib.crf.crf_decode: tf.contrib was dropped in TensorFlow 2; '
             'use tfa.text.crf_log_likelihood',
         ),
-        ('contrib.graph_editor.copy', 'slimguard gives what tf-slim and TensorFlow kept'),
+        ('contrib.graph_editor.copy', 'slimguard has the parts that tf-slim and TensorFlow kept'),
         ('contrib.layers.crossed_column', 'for feature columns use tf.feature_column'),
-        ('contrib.slim.nothing', 'slimguard gives what tf-slim and TensorFlow kept of it'),
+        ('contrib.slim.nothing', 'slimguard has the parts that tf-slim and TensorFlow kept'),
         ('contrib.training.HParams', 'use an argparse.Namespace'),
     ],
 )

@@ -27,7 +27,7 @@ from slimguard.cluster.waiting import Readiness
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policy_language import OnNan
+from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
@@ -239,6 +239,7 @@ def train(
         inside a ``with MonitoredTrainingSession(...)`` block.
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
+    require_policy(on_nan)
     logdir = trainable.as_logdir(logdir)
     said = max_loss, logdir, ends_job, capture, max_bundles
     given = progress, preemption_seconds, spike, require_history(history)

@@ -56,6 +56,15 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
     )
 
 
+def require_policy(on_nan: OnNan) -> None:
+    """Raises as `fallbacks_of` unless `on_nan` is None; the traceback ends here, near the user."""
+    try:
+        if on_nan is not None:
+            fallbacks_of(on_nan)
+    except (TypeError, ValueError) as error:
+        raise error.with_traceback(None) from None
+
+
 class UnknownPolicyError(ValueError):
     """A text names no policy. The message mentions no Python, for the command line.
 

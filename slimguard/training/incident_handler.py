@@ -352,7 +352,7 @@ def _end(run_context, incident: Incident, job: Optional[Job]) -> None:
 
 
 NO_GATE = (
-    'on_nan=%r was asked for, but the train op has no gate: a bad update would stay in the '
+    'on_nan=%r cannot be done, as the train op has no gate: a bad update would stay in the '
     'weights. Build it with slimguard.create_train_op(), or run slimguard.guard(train_op) in its '
     'place'
 )

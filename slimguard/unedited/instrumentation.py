@@ -19,7 +19,7 @@ from slimguard.checkpoints.state_file import is_same
 from slimguard.diagnosis.evidence import require_capture
 from slimguard.gate.arguments import is_made_inside
 from slimguard.incidents.policies import Skip
-from slimguard.incidents.policy_language import OnNan, fallbacks_of
+from slimguard.incidents.policy_language import OnNan, fallbacks_of, require_policy
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.log import log
@@ -97,8 +97,7 @@ def instrument(
     gates.require_max_loss(max_loss)
     require_capture(capture, max_bundles)
     require_seconds(preemption_seconds)
-    if on_nan is not None:
-        fallbacks_of(on_nan)
+    require_policy(on_nan)
     logdir = None if logdir is None else files.as_logdir(logdir)
     settings = ScriptSettings(
         on_nan,

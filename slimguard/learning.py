@@ -32,9 +32,8 @@ from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training import trainable
-from slimguard.training.history_summaries import summaries_in
 from slimguard.training.loop import SlimLoop
-from slimguard.training.step_history import STEPS, require_history
+from slimguard.training.step_history import STEPS, require_history, summaries_in
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings

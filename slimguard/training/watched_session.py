@@ -52,7 +52,7 @@ class WatchedSession(HookedSession):
     @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
-        if self.should_stop() and self._gated(fetches) is not None:
+        if self.should_stop() and self._step_of(fetches) is not None:
             raise RuntimeError(
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'

@@ -25,7 +25,7 @@ from slimguard.incidents.policies import Raise, Skip, Stop
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.system.log import log
-from slimguard.training.run_kinds import inner_feeds
+from slimguard.training.fetch_structures import inner_feeds
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
 from slimguard.training.training import Training, TrainingSettings

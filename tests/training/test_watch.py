@@ -65,21 +65,6 @@ def test_a_checkpoint_that_a_plain_saver_writes_is_looked_at(folder):
     assert len([line for line in lines if 'logs/f' in line]) == 1
 
 
-@pytest.mark.full
-def test_skip(capfd):
-    model, train_op = build(bad=(1,))
-    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
-    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
-        session.run(tf1.global_variables_initializer())
-        session.run(train_op)
-        before = state(session)
-        session.run(train_op)
-        assert state(session) == before
-        session.run(train_op)
-    assert [incident.step for incident in hook.incidents] == [1]
-    assert 'slimguard' not in capfd.readouterr().err
-
-
 def test_raise_is_the_default():
     _, train_op = build(bad=(1,))
     with pytest.raises(slimguard.NanLossError, match='global step 1'):

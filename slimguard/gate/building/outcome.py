@@ -62,7 +62,7 @@ class GlobalStep:
 
 
 def outcome_of(
-    bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: Optional[TrainOp] = None
+    bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: TrainOp
 ) -> Outcome:
     """The outcome of a step, read once `bad` is there.
 
@@ -70,13 +70,11 @@ def outcome_of(
       bad: bool vector, a flag for each label of the gate.
       value: what the train op is to return, or None.
       step: reads the global step.
-      original: the given train op, if this outcome's is to name it as the one that it guards.
+      original: the given train op, which the guarded one names.
     """
     with tf.control_dependencies([bad]):
         written = ops.none_of(bad, name='written')
-        said = {}
-        if original is not None:
-            said[_GUARDS] = tf1.AttrValue(s=tf.compat.as_bytes(original.name))
+        said = {_GUARDS: tf1.AttrValue(s=tf.compat.as_bytes(original.name))}
         inputs = [] if value is None else [value]
         made = tf_private.create_op(
             bad.graph,

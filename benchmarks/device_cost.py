@@ -105,9 +105,8 @@ class Training:
             self.bad = None
             if guarded:
                 gated = gate.gate_of(gate.guard(train_op))
-                outcome = gated.quiet
-                self.fetches = [outcome.train_op, outcome.step, gated.measures.vector, outcome.bad]
-                self.bad = outcome.bad
+                self.fetches = [gated.train_op, gated.step, gated.measures.vector, gated.bad]
+                self.bad = gated.bad
                 if captured:
                     self.fetches.append(Capture(gated).fetch)
             self.stock = tf1.train.Saver()

@@ -122,7 +122,7 @@ def train_op_of(loss, library=slim.learning):
 class Stepper:
     """A training in a session of its own, in finite steps."""
 
-    def __init__(self, build, guarded=False, quiet=False, threads=0, all_are_small=None):
+    def __init__(self, build, guarded=False, threads=0, all_are_small=None):
         with tf.Graph().as_default():
             tf1.set_random_seed(1)
             train_op = build()
@@ -131,8 +131,7 @@ class Stepper:
             if guarded:
                 with looking_by(all_are_small):
                     gated = gate.gate_of(gate.guard(train_op))
-                outcome = gated.quiet if quiet else gated
-                fetches = [outcome.train_op, outcome.bad, outcome.step]
+                fetches = [gated.train_op, gated.bad, gated.step]
             config = tf1.ConfigProto(
                 intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
             )
@@ -230,7 +229,6 @@ def tiny():
         'unguarded': Stepper(two_layers, threads=1),
         'unguarded again': Stepper(two_layers, threads=1),
         'guarded': Stepper(two_layers, guarded=True, threads=1),
-        'guarded, quiet outcome': Stepper(two_layers, guarded=True, quiet=True, threads=1),
     }
     print('\nTwo small layers on one thread, `make_callable([train_op, bad, step])`\n')
     rows = rows_of(steppers, 40 if QUICK else 200, per_round=100, unit=(1e6, 'us'))

@@ -25,9 +25,9 @@ def _advice(error: BaseException) -> str:
     """The advice to print in a notebook after a cell that ended with an error; '' for none."""
     if 'tensorflow' not in _sys.modules or not isinstance(error, (RuntimeError, ValueError)):
         return ''
-    from slimguard.training import cell_advice
+    from slimguard.training import trainable
 
-    return cell_advice.advice(error)
+    return trainable.advice_for_cell(error)
 
 
 _notebook.tell_after_cells(_advice)

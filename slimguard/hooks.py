@@ -17,7 +17,7 @@ except ImportError:
     raise
 
 from slimguard import gate as gates
-from slimguard.incidents.policy_language import OnNan
+from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.numbers import require_bool
@@ -119,6 +119,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         require_bool('fail_on_nan_loss', fail_on_nan_loss)
+        require_policy(on_nan)
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
         said = max_loss, logdir, ends_job, capture, max_bundles
         settings = TrainingSettings(*said, progress, preemption_seconds, spike, history)

@@ -27,14 +27,13 @@ from slimguard.cluster.waiting import Readiness
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policy_language import OnNan
+from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training import trainable
-from slimguard.training.history_summaries import summaries_in
 from slimguard.training.loop import SlimLoop
-from slimguard.training.step_history import STEPS, require_history
+from slimguard.training.step_history import STEPS, require_history, summaries_in
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings
@@ -239,6 +238,7 @@ def train(
         inside a ``with MonitoredTrainingSession(...)`` block.
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
+    require_policy(on_nan)
     logdir = trainable.as_logdir(logdir)
     said = max_loss, logdir, ends_job, capture, max_bundles
     given = progress, preemption_seconds, spike, require_history(history)

@@ -33,12 +33,10 @@ class Beside(NamedTuple):
     Attributes:
       gate: the gate of that run.
       count: int32 scalar, how many bad runs no watcher was told of, after a step.
-      quiet_count: the same, to fetch together with `quiet` of the gate of the steps.
     """
 
     gate: 'Gate'
     count: tf.Tensor
-    quiet_count: tf.Tensor
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,8 +56,6 @@ class Gate:
       untold: keeps what a bad step has to tell, instead of printing or raising, in a session that
         is watched; see `Untold`.
       untold_count: int32 scalar, how many bad steps `untold` keeps after this one.
-      quiet: train_op, written, bad and step once more, as an `Outcome`. If a run fetches these
-        instead, a bad step neither prints nor raises. That is quicker than to feed `watched`.
       is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
         ops that wait for it cost nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
@@ -87,7 +83,6 @@ class Gate:
 
     original: TrainOp
     announced: Outcome
-    quiet: Outcome
     labels: Tuple[Label, ...]
     watched: Any  # it is the key of a feed, and type stubs take a Tensor for unhashable
     untold: Untold
@@ -131,8 +126,7 @@ class Gate:
         """Has the watchers of this gate's steps told of bad runs of a gate that a thread runs."""
         other.is_beside = True
         with ops.our_scope(self.train_op.graph, 'beside'):
-            counts = map(other.untold.count_after, (self.bad, self.quiet.bad))
-            self.beside += (Beside(other, *counts),)
+            self.beside += (Beside(other, other.untold.count_after(self.bad)),)
 
     @property
     def limits(self) -> List[tf.Tensor]:

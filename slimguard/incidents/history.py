@@ -4,30 +4,13 @@ Imports no TensorFlow.
 """
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 # The columns of a step's row, a float64 vector; an unknown number is NaN. From GRADIENTS on there
 # is a column for each gradient: half the sum of its squares as the optimizer takes it.
 STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
-
-
-# A row, or the parts of one, since most rows are never read: the global step after the step (None
-# if the graph has none), whether the step was written, and the rest of the row.
-Entry = Union[np.ndarray, Tuple[Any, bool, np.ndarray]]
-
-
-def row_of(entry: Entry) -> np.ndarray:
-    """The row of a step."""
-    if isinstance(entry, np.ndarray):
-        return entry
-    step, is_good, measures = entry
-    row = np.empty(len(measures) + LOSS)
-    row[STEP] = math.nan if step is None else step
-    row[IS_GOOD] = is_good
-    row[LOSS:] = measures
-    return row
 
 
 def norm_of(row: np.ndarray) -> float:

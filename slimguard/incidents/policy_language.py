@@ -51,6 +51,15 @@ def _fallbacks_of(on_nan: Any) -> List[Any]:
     )
 
 
+def require_policy(on_nan: OnNan) -> None:
+    """Raises as `fallbacks_of` unless `on_nan` is None; the traceback ends here, near the user."""
+    try:
+        if on_nan is not None:
+            fallbacks_of(on_nan)
+    except (TypeError, ValueError) as error:
+        raise error.with_traceback(None) from None
+
+
 def parse_chain(text: str) -> List[Policy]:
     """The policies that a text stands for: a name, or several with commas between.
 

@@ -1,10 +1,20 @@
-"""What a session is asked to fetch may be any structure: taken apart here, and put together."""
+"""What a session is asked to fetch and to feed: structures, and runs that come again.
+
+What is fetched may be any structure: it is taken apart here, and put together. A script may feed
+any tensor: features in the place of what computes them, a `placeholder_with_default` in the place
+of the next batch. In such a run a session leaves out what the tensor is computed from, and so has a
+guard to: :func:`inner_feeds`.
+"""
 
 import collections.abc
 import copy
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.draws import Draws
+from slimguard.graph import TrainOp, key, op_of
 
 
 def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
@@ -91,3 +101,92 @@ def key_of(fetches):
     if found is not None:
         return (kind,) + tuple([key_of(fetch) for fetch in found[0]])
     return fetches if kind is str else id(fetches)
+
+
+# A loop that makes what it fetches or feeds anew for each step has no use for what is known.
+_MOST_KNOWN = 1000
+
+_KEPT_AS = '_slimguard_inner_feeds'
+
+
+class RunKinds:
+    """What is known of runs that come again: of the same fetches, with the same feeds within."""
+
+    def __init__(self) -> None:
+        # With a copy of what is fetched, so that nothing else gets the ids in its key.
+        self._known: Dict[Any, Tuple[Any, Any]] = {}
+
+    def of(
+        self,
+        make: Callable[..., Any],
+        fetches: Any,
+        fed: Sequence[tf.Tensor] = (),
+        *more: Hashable,
+        asked: Any = None,
+    ) -> Any:
+        """What `make` returned for such a run, called with `fetches`, `fed` and `more`.
+
+        Args:
+          make: called for the first such run. It is not kept: what has this may be its owner.
+          fetches: what is fetched, of any structure.
+          fed: the feeds within, see `inner_feeds`.
+          *more: what else a kind consists of.
+          asked: a key that tells `fetches` from all others; None for what they consist of.
+        """
+        asked = key_of(fetches) if asked is None else asked
+        asked = (asked, *map(key, fed), *more) if fed or more else asked
+        known = self._known.get(asked)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            kept = map_fetches(fetches, lambda fetch: fetch)
+            known = self._known[asked] = make(kept, fed, *more), kept
+        return known[0]
+
+
+def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
+    """Those of the tensors fed which are no input: each is computed, or has something behind.
+
+    Args:
+      graph: the graph of the session.
+      feed_dict: as a session takes it.
+    """
+    if not feed_dict or not isinstance(feed_dict, dict):
+        return ()
+    # By the ids of what is fed, which is kept so that nothing else gets them.
+    memory = getattr(graph, _KEPT_AS, None)
+    if memory is None:
+        memory = {}
+        setattr(graph, _KEPT_AS, memory)
+    asked = tuple(map(id, feed_dict))
+    known = memory.get(asked)
+    if known is None:
+        if len(memory) >= _MOST_KNOWN:
+            memory.clear()
+        fed = fetched_elements(list(feed_dict), graph)
+        inner = [each for each in fed if isinstance(each, tf.Tensor) and _is_inner(each, graph)]
+        known = memory[asked] = inner, list(feed_dict)
+    return known[0]
+
+
+def _is_inner(tensor: tf.Tensor, graph: tf.Graph) -> bool:
+    if tensor.op.type == 'Placeholder':
+        return False
+    behind = graphs.ancestors([tensor.op])
+    draws, writes = Draws(graph, behind), graphs.Writes(graph)
+    if tensor.op not in draws or tensor.op in writes:
+        return True
+    return any(op in draws or op in writes for op in behind if op is not tensor.op)
+
+
+def are_taken(fed: Sequence[tf.Tensor], elements: Sequence[TrainOp]) -> bool:
+    """Whether a run of `elements` takes one of the tensors that are fed."""
+    roots = [op_of(each) for each in not_fed(elements, fed)]
+    taken = {key(t) for op in graphs.ancestors_beyond(fed, roots) for t in op.inputs}
+    return not taken.isdisjoint(map(key, fed))
+
+
+def not_fed(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> List[TrainOp]:
+    """Those of the elements that are fetched which a run computes, and is not fed."""
+    keys = {key(tensor) for tensor in fed}
+    return [e for e in elements if isinstance(e, tf.Operation) or key(e) not in keys]

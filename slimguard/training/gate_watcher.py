@@ -16,7 +16,6 @@ from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
 from slimguard.compat import tf_callers
-from slimguard.diagnosis.evidence import Evidence
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
 from slimguard.incidents.fallback_chain import FallbackChain
@@ -27,17 +26,15 @@ from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import as_spike
 from slimguard.system.log import log
-from slimguard.training import back_off, checkpoint_dir
-from slimguard.training.history_summaries import summaries_beside
-from slimguard.training.hook_loop import HookLoop
+from slimguard.training import back_off
+from slimguard.training.hook_loop import HookLoop, found_for, warn_of_another
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
-from slimguard.training.incident_reading import Reading, by_run
+from slimguard.training.incident_reading import Reading, by_run, look_again
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
-from slimguard.training.second_look import look_again
-from slimguard.training.step_history import STEPS, Histories, HistorySettings
+from slimguard.training.step_history import STEPS, Histories, summaries_beside
 from slimguard.training.training import DEFAULTS, Training, TrainingSettings
-from slimguard.training.watched_run import WatchedRuns
+from slimguard.training.watched_run import Run, WatchedRuns
 
 
 class GateWatcher(tf1.train.SessionRunHook):
@@ -104,10 +101,6 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._joined, self._in_force = Training(), self._settings
         self._be_idle()
 
-    def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
-        """What captures the bad steps of a gate, if the training has that."""
-        return self._training.evidence.get(gate)
-
     def begin(self):
         graph = tf1.get_default_graph()
         _require_loss_in(graph, self._loss, type(self).__name__)
@@ -150,41 +143,46 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
-        """The part of `before_run` that a loop needs that does not call `before_run`."""
+        """The part of `before_run` that comes before it is known what is run."""
+        if self.job is not None:
+            with self._training.saving_before_errors(session, self):
+                self.job.check()
         self._training.is_saved = False
         self._preparation.before_step(session)
 
     def before_run(self, run_context):
-        if self.job is not None:
-            with self._training.saving_before_errors(run_context.session, self):
-                self.job.check()
         self.before_step(run_context.session)
         run = self.runs.run_for(run_context)
-        if run is not None:
-            if self._loop is not None:
-                self._loop.begin_step()
-            return run.args(run_context, self.max_loss_now)
+        return None if run is None else self.ask(run_context, run)
+
+    def ask(self, run_context, run: Run) -> tf1.train.SessionRunArgs:
+        """What to fetch and to feed in a step."""
+        if self._loop is not None:
+            self._loop.begin_step()
+        return run.args(run_context, self.max_loss_now)
 
     def after_run(self, run_context, run_values):
-        found = self._read(run_context, run_values)
-        if found == []:
-            self.step_was_good(run_context.session, self._training.loss)
-        for together in by_run(found or ()):
-            self.handle(run_context, *together)
+        self.take(run_context, self.runs.run_for(run_context), run_values.results)
 
-    def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
-        """As `after_run`, where `acting`, that of a hook before this one, has raised `error`."""
-        for reading in self._read(run_context, run_values) or ():
-            self.record_failure(run_context, reading, acting, error)
+    def take(self, run_context, run: Optional[Run], values: Any) -> None:
+        """Reads what was asked for, and handles the incidents that it tells of.
 
-    def _read(self, run_context, run_values) -> Optional[List[Reading]]:
-        """The incidents of a run; None if it is no step of a training that is watched."""
-        run = self.runs.run_for(run_context)
-        loss = None if run is None else run.loss_in(run_values.results)
-        self._training.loss = loss if loss is not None else self._training.loss
+        Args:
+          run_context: the `SessionRunContext` of the run.
+          run: what kind of run it was; None if it is no step of a training that is watched.
+          values: the values of what was fetched.
+        """
+        if run is not None:
+            run.note(values, self._training)
         if self._loop is not None:
             self._loop.end_step(run_context, self.incident_count)
-        return run and run.read(run_values.results, self.max_loss_now, run_context)
+        if run is None:
+            return
+        found = run.read(values, self.max_loss_now, run_context)
+        if not found:
+            self.step_was_good(run_context.session, self._training.loss)
+        for together in by_run(found):
+            self.handle(run_context, *together)
 
     def end(self, session):
         if self._loop is not None:
@@ -206,16 +204,6 @@ class GateWatcher(tf1.train.SessionRunHook):
         """
         self._handler.act_by_policy(run_context, incident, self.job, self._in_force.ends_job)
 
-    def only_looks_at(self, gate: gates.Gate, run_context) -> bool:
-        """Whether in such a run it feeds and reads `gate`, and that is all.
-
-        Then a loop may do so in its place, and call `step_was_good` or `handle`.
-        """
-        mine = [getattr(method, '__func__', None) for method in (self.before_run, self.after_run)]
-        is_mine = mine == [GateWatcher.before_run, GateWatcher.after_run]
-        run = self.runs.run_for(run_context) if is_mine else None
-        return run is not None and run.gates == [gate] and not run.looks_at_loss
-
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step that was no incident, and its loss or None."""
         self._handler.step_was_good(session, loss)
@@ -227,12 +215,6 @@ class GateWatcher(tf1.train.SessionRunHook):
             found = _looked_at(self.job, run_context.session, [*beside, reading])
             *others, reading = map(self._remember, found)
             self._handler.handle(run_context, reading, _action_of(self), others)
-
-    def record_failure(
-        self, run_context, reading: Reading, acting: str, error: BaseException
-    ) -> None:
-        """Records an incident that nobody acts on, as another hook's error ends the step."""
-        self._handler.record_failure(run_context.session, self._remember(reading), acting, error)
 
     def _remember(self, reading: Reading) -> Reading:
         """Lists the incident, which comes back with the name of this process."""
@@ -255,10 +237,10 @@ class GateWatcher(tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self._in_force.ends_job:
             self.job.end()
 
-    def _told_by(self, gate: gates.Gate, has_history: bool, is_kept: bool) -> tf.Tensor:
+    def _told_by(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
         self._training.capture(gate)  # it may have been guarded after the hook began
-        teller = getattr(self.evidence_of(gate) if is_kept else None, 'capture', gate)
-        return teller.row if has_history else teller.untold_count
+        evidence = self._training.evidence.get(gate) if is_kept else None
+        return getattr(evidence, 'capture', gate).row
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
@@ -270,7 +252,7 @@ class GateWatcher(tf1.train.SessionRunHook):
     ) -> None:
         settings = self._in_force
         length = STEPS if settings.history is None else settings.history
-        self.histories = Histories(HistorySettings(as_spike(settings.spike), length))
+        self.histories = Histories(as_spike(settings.spike), length)
         self._policies, self._journal, self._recovery = policies, journal, recovery
         told = (policies, self._otherwise, journal, self._training.evidence, recovery)
         last_words = self.histories.take_last_words
@@ -294,9 +276,9 @@ class GateWatcher(tf1.train.SessionRunHook):
                 log().info(_ONE_RECORD, self._ranks.rank, directory)
             return None
         if directory is None:
-            directory = checkpoint_dir.found_for(self, dirs, policies.may(Rollback))
+            directory = found_for(self, dirs, policies.may(Rollback))
         elif self._training.saver is None:
-            checkpoint_dir.warn_of_another(self, dirs, directory, _may_go_back(policies))
+            warn_of_another(self, dirs, directory, _may_go_back(policies))
         if directory is None and policies.may(Rollback) and not self._ranks.are_several:
             raise ValueError(NO_LOGDIR)
         return directory

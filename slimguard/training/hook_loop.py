@@ -9,18 +9,20 @@ to no hook, so it listens at the session's `close`.
 import contextlib
 import sys
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.checkpoints import repair
+from slimguard.checkpoints import repair, state_file
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.training import Training, TrainingSettings
 
@@ -105,7 +107,8 @@ class HookLoop:
         self._open.callback(closed)
         self._open.enter_context(self.training.running())
         _listen_to_close(session, self)
-        self._open.callback(prepare_steps(session))
+        if self.training.makes_sessions:  # else what `watch` returns prepares its own
+            self._open.callback(prepare_steps(session))
 
     def _build_saver(self) -> None:
         saver: Any = self.training.saver
@@ -210,3 +213,50 @@ def _listen_to_close(session, loop: HookLoop) -> None:
         loop.close(session, session.close)
 
     session.close = close
+
+
+def found_for(
+    hook: tf1.train.SessionRunHook, dirs: Sequence[str], must_restore: bool
+) -> Optional[str]:
+    """Where the session saves, for a hook that was given no logdir; says so. None if nowhere.
+
+    Args:
+      hook: the hook.
+      dirs: where the session keeps its checkpoints.
+      must_restore: whether TensorFlow has to be able to restore from there; for the record alone,
+        it may be a directory that it can only save to.
+    """
+    if not dirs:
+        return None
+    read = files.as_logdir if must_restore else files.as_path
+    found = read(dirs[0], 'checkpoint_dir')
+    log().info(
+        '%s has no logdir; incidents go to %s, where this session keeps its checkpoints.',
+        type(hook).__name__,
+        found,
+    )
+    return found
+
+
+def warn_of_another(
+    hook: tf1.train.SessionRunHook, dirs: Sequence[str], logdir: str, may_restore: bool
+) -> None:
+    """Says so where the session saves to another directory, of `dirs`, than a hook's logdir."""
+    dirs = [files.as_path(each, 'checkpoint_dir') for each in dirs]
+    if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
+        return
+    log().warning(
+        '%s records incidents in %s, its logdir, but this session keeps its '
+        'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
+        type(hook).__name__,
+        logdir,
+        dirs[0],
+        _ROLLS_BACK % logdir if may_restore else '',
+        dirs[0],
+    )
+
+
+_ROLLS_BACK = (
+    ' A rollback restores what is in %s: not what this session saves, but an older state, or that '
+    'of another training.'
+)

@@ -1,19 +1,29 @@
-"""A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`."""
+"""A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`.
+
+:class:`HookedStep` is the one way in which a loop of ours runs a step: slim's loop, a watched
+session, the session of a script that is not edited.
+"""
 
 import functools
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.graph import TrainOp, op_of
+from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.sessions import SessionWrapper, callable_of
-from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
-from slimguard.training.run_kinds import RunKinds
-from slimguard.training.watched_run import HookFetches
-from slimguard.training.watchers import tell_in_order, watchers_in
+from slimguard.training.fetch_structures import (
+    RunKinds,
+    fetched_elements,
+    inner_feeds,
+    key_of,
+    map_fetches,
+)
+from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.prepared_runs import PreparedRuns, has_own_run
+from slimguard.training.watched_run import HookFetches, Run
 
 
 class HookedSession(SessionWrapper):
@@ -27,6 +37,7 @@ class HookedSession(SessionWrapper):
       train_op: a train op whose runs are steps. Those of every guarded train op are, and of any
         op that runs an optimizer.
       before_other_run: called before each run that is no step, or None.
+      prepares: as for `PreparedRuns`.
 
     Attributes:
       stop_requested: whether a hook asked to stop.
@@ -38,11 +49,12 @@ class HookedSession(SessionWrapper):
         hooks: Sequence[tf1.train.SessionRunHook],
         train_op: Optional[TrainOp] = None,
         before_other_run: Optional[Callable[[], None]] = None,
+        prepares: Callable[[Any], bool] = has_own_run,
     ):
         SessionWrapper.__init__(self, session)
         self._hooks = list(hooks)
+        self._runs = PreparedRuns(prepares=prepares)
         self._hook_fetches = HookFetches(session.graph)
-        self._has_others = len(watchers_in(hooks)) < len(hooks)
         self._train_op = train_op
         self._kinds = RunKinds()
         self._before_other_run = before_other_run
@@ -50,57 +62,46 @@ class HookedSession(SessionWrapper):
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
-        gated = self._gated(fetches)
-        if gated is None:
+        step = self._step_of(fetches)
+        if step is None:
             if self._before_other_run is not None:
                 self._before_other_run()
             return SessionWrapper.run(self, fetches, feed_dict, options, run_metadata)
-        args = tf1.train.SessionRunArgs(gated, feed_dict)
-        return self._run_hooked(args, gated, feed_dict, options, run_metadata)
+        return self._run_step(step, feed_dict, options, run_metadata, is_told_of_feeds=True)
+
+    def prepared_step(self, fetches, told: Sequence[TrainOp]) -> Callable[[], Any]:
+        """A function that runs a step and returns the values of `fetches`.
+
+        Args:
+          fetches: what is fetched.
+          told: what hooks are told of it in its place.
+        """
+        args = tf1.train.SessionRunArgs(told)
+        return functools.partial(self._run_step, self._make_step(args, fetches))
+
+    def _make_step(self, args: tf1.train.SessionRunArgs, fetches: Any = None) -> 'HookedStep':
+        asked = self._session, self._runs, self._hooks, args
+        return HookedStep(*asked, self._hook_fetches, fetches)
+
+    def _run_step(self, step: 'HookedStep', *given, **more) -> Any:
+        values, is_asked = step.run(*given, **more)
+        self.stop_requested = self.stop_requested or is_asked
+        return values
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
         """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
         elements = fetched_elements(fetches, self.graph)
         # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
         fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
-        if fills_queue or self._gated(fetches) is None:
+        if fills_queue or self._step_of(fetches) is None:
             return self._session.make_callable(fetches, feed_list, accept_options)
         return callable_of(self.run, fetches, feed_list)
 
-    def _run_hooked(
-        self, args: tf1.train.SessionRunArgs, fetches, feed_dict, options, run_metadata
-    ):
-        """Runs a step. `args` is what hooks are told of it, `fetches` what is fetched."""
-        context = tf1.train.SessionRunContext(args, self._session)
-        calls = HookCalls(self._hooks, context, options)
-        feeds = calls.feeds_with(feed_dict)
-        given = calls.run_options, run_metadata
-        run_metadata = run_metadata or tf1.RunMetadata()
-        if calls.run_options is not None:
-            given = calls.run_options, run_metadata
-        # As a MonitoredSession asks: such a step is prepared, see prepared_runs.py.
-        both = {'loop': fetches, **calls.fetches}
-        if self._has_others:
-            self._hook_fetches.require_gated(both, feeds, key_of(both))
-        results = SessionWrapper.run(self, both, feeds, *given)
-        seen = functools.partial(calls.values_for, results=results, run_metadata=run_metadata)
-        tell_in_order(
-            self._hooks,
-            lambda hook: hook.after_run(context, seen(hook)),
-            lambda later, *why: later.after_run_failed(context, seen(later), *why),
-        )
-        self.note_stop(context.stop_requested)
-        return results['loop']
-
-    def note_stop(self, is_asked: bool) -> None:
-        """Notes whether a hook asked to stop in a step."""
-        self.stop_requested = self.stop_requested or is_asked
-
-    def _gated(self, fetches) -> Any:
-        """What a step fetches, through the gates that there are by now; None for another run."""
+    def _step_of(self, fetches) -> Optional['HookedStep']:
+        """The step that fetches these, through the gates there are by now; None for another run."""
         return self._kinds.of(self._as_step, fetches, (), len(gates.gates_of(self.graph)))
 
-    def _as_step(self, fetches, *_: Any) -> Any:
+    def _as_step(self, fetches, *_: Any) -> Optional['HookedStep']:
         elements = fetched_elements(fetches, self.graph)
         if not any(self._trains(op_of(element)) for element in elements):
             return None
@@ -112,7 +113,8 @@ class HookedSession(SessionWrapper):
             gate = known.get(op_of(fetch).name) if is_op else None
             return fetch if gate is None else gate.train_op
 
-        return map_fetches(fetches, through_gate)
+        args = tf1.train.SessionRunArgs(map_fetches(fetches, through_gate))
+        return self._make_step(args)
 
     def _trains(self, op: tf.Operation) -> bool:
         if op.name in gates.gates_of(self.graph):
@@ -120,6 +122,160 @@ class HookedSession(SessionWrapper):
         if self._train_op is not None and op is op_of(self._train_op):
             return True
         return any(graphs.is_apply(needed) for needed in graphs.ancestors([op]))
+
+
+# Each step makes one; to find the class in TensorFlow's module takes longer.
+_Context = tf1.train.SessionRunContext
+
+
+class HookedStep:
+    """Runs the steps of one kind, with hooks, in one session.
+
+    Hooks get what they get in a `MonitoredSession`. A `GateWatcher` among them asks for the same in
+    every such step, so this asks it once.
+
+    Args:
+      session: the session.
+      runs: what runs in it.
+      hooks: the hooks.
+      args: what hooks are told of the run.
+      hook_fetches: looks at what hooks fetch; None if all of them are watchers.
+      fetches: what the loop fetches; None for what hooks are told.
+    """
+
+    def __init__(
+        self,
+        session,
+        runs: PreparedRuns,
+        hooks: Sequence[tf1.train.SessionRunHook],
+        args: tf1.train.SessionRunArgs,
+        hook_fetches: Optional[HookFetches] = None,
+        fetches: Any = None,
+    ):
+        self._session = session
+        self._runs = runs
+        self._hooks = hooks
+        self._args = args
+        self._fetches = args.fetches if fetches is None else fetches
+        self._watchers = [hook for hook in hooks if is_plain_watcher(hook)]
+        others = [hook for hook in hooks if hook not in self._watchers]
+        self._asking = [hook for hook in others if _has(hook, 'before_run')]
+        self._looking = [hook for hook in others if _has(hook, 'after_run')]
+        self._hook_fetches = hook_fetches
+        self._watched: Dict[Any, _Watched] = {}  # by what is fed within the step
+
+    def run(
+        self, feed_dict=None, options=None, run_metadata=None, is_told_of_feeds: bool = False
+    ) -> Tuple[Any, bool]:
+        """Runs a step, and calls the hooks; the arguments are those of `Session.run`.
+
+        Args:
+          is_told_of_feeds: whether hooks are told of `feed_dict`.
+
+        Returns:
+          The values of what the loop fetches, and whether a hook asked to stop.
+        """
+        args, inner = self._args, ()
+        if feed_dict and is_told_of_feeds:
+            args = args._replace(feed_dict=feed_dict)
+            inner = tuple(map(key, inner_feeds(self._session.graph, feed_dict)))
+        context = _Context(args, self._session)
+        for watcher in self._watchers:
+            watcher.before_step(self._session)
+        watched = self._watched.get(inner)
+        if watched is None:
+            watched = self._watched[inner] = _Watched(self._fetches, self._watchers, context)
+        feeds = feed_dict
+        for watcher, run, _ in watched.runs:
+            limits = None if run is None else watcher.ask(context, run).feed_dict
+            feeds = {**(feeds or {}), **limits} if limits else feeds
+        if self._asking or self._looking:
+            return self._run_with_others(context, watched, feeds, options, run_metadata)
+        given = feeds, options, run_metadata, watched
+        values, *told = self._values(watched, watched.fetches, *given)
+        for watcher, run, place in watched.runs:
+            watcher.take(context, run, told[place])
+        return values, context.stop_requested
+
+    def _run_with_others(
+        self, context, watched: '_Watched', feeds, options, run_metadata
+    ) -> Tuple[Any, bool]:
+        calls = HookCalls(self._asking, context, options)
+        feeds, options = calls.feeds_with(feeds), calls.run_options
+        run_metadata = run_metadata or tf1.RunMetadata()
+        fetches, asked = (*watched.fetches, calls.fetches), (watched, key_of(calls.fetches))
+        if calls.fetches and self._hook_fetches is not None:
+            of_loop = context.original_args.fetches
+            self._hook_fetches.require_gated(calls.fetches, feeds, asked, of_loop)
+        given = feeds, options, run_metadata, asked
+        values, *told, of_hooks = self._values(watched, fetches, *given)
+        places = {watcher: (run, place) for watcher, run, place in watched.runs}
+
+        def tell(hook) -> None:
+            if hook in places:
+                run, place = places[hook]
+                hook.take(context, run, told[place])
+            elif hook in self._looking:
+                hook.after_run(context, calls.values_for(hook, of_hooks, run_metadata))
+
+        self._tell_all(tell)
+        return values, context.stop_requested
+
+    def _values(self, watched: '_Watched', fetches, *given) -> Any:
+        try:
+            return self._runs.run(self._session, fetches, *given)
+        except tf.errors.InvalidArgumentError:
+            # A numeric check of the model's own has ended the step, at one moment or another; its
+            # error tells of the bad values. The next step is not to tell of them once more.
+            for _, run, _ in watched.runs:
+                if run is not None:
+                    run.forget(self._session)
+            raise
+
+    def _tell_all(self, tell: Callable[[Any], None]) -> None:
+        """Tells hooks in order of a run that is over; watchers also after another's error."""
+        for number, hook in enumerate(self._hooks):
+            try:
+                tell(hook)
+            except BaseException:
+                if hook not in self._watchers:
+                    for later in self._hooks[number + 1 :]:
+                        if later in self._watchers:
+                            tell(later)
+                raise
+
+
+class _Watched:
+    """What watchers look at in one kind of run.
+
+    Attributes:
+      runs: each watcher, what it looks at if this is a step of its training, and where that is in
+        the values.
+      fetches: what the loop fetches, and then all that they look at.
+    """
+
+    def __init__(self, fetches: Any, watchers: List[GateWatcher], context):
+        self.runs: List[Tuple[GateWatcher, Optional[Run], slice]] = []
+        asked: List[tf.Tensor] = []
+        for watcher in watchers:
+            run = watcher.runs.run_for(context)
+            more = [] if run is None else run.fetches
+            self.runs.append((watcher, run, slice(len(asked), len(asked) + len(more))))
+            asked += more
+        self.fetches = (fetches, *asked)
+
+
+def is_plain_watcher(hook) -> bool:
+    """Whether a hook watches gates, and what it asks for in a run is a `GateWatcher`'s."""
+    mine = [getattr(getattr(hook, name), '__func__', None) for name in ('before_run', 'after_run')]
+    return mine == [GateWatcher.before_run, GateWatcher.after_run]
+
+
+def _has(hook, name: str) -> bool:
+    """Whether a hook does something in a call; what it inherits does nothing."""
+    return getattr(getattr(hook, name), '__func__', None) is not getattr(
+        tf1.train.SessionRunHook, name
+    )
 
 
 class HookCalls:

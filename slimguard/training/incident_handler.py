@@ -26,9 +26,8 @@ from slimguard.incidents.policies import (
     Skip,
 )
 from slimguard.system import texts
-from slimguard.training.examiner import Examiner
 from slimguard.training.incident_reading import Reading
-from slimguard.training.open_incident import OpenIncident
+from slimguard.training.open_incident import OpenIncident, examine, keep
 from slimguard.training.recovery import Recovery, call_on_rollback
 
 # How much of an error's message is told in the record, in characters.
@@ -85,7 +84,7 @@ class IncidentHandler:
         self._policies = policies
         self._now = _Now(otherwise)
         self._journal = journal
-        self._examiner = Examiner(evidence)
+        self._evidence = evidence
         self._recovery = recovery
         self._losses = Losses() if recovery is None else recovery.losses
         self._replaced = replaced
@@ -146,7 +145,8 @@ class IncidentHandler:
             try:
                 self._examine_and_decide(run_context.session, reading, action, handled)
                 for each, other in zip(beside, others):
-                    self._examiner.examine_and_keep(run_context.session, each, other, ends=False)
+                    asked = self._evidence_of(each), run_context.session, each, other
+                    keep(*asked, examine(*asked), ends=False)
                 self._now.acting = 'on_nan' if action.is_policy else action.name
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
@@ -160,13 +160,6 @@ class IncidentHandler:
                     said = '%s raised %s' % (self._now.acting, _in_short(error))
                     raise RuntimeError(said) from error
                 raise
-
-    def record_failure(self, session, reading: Reading, acting: str, error: BaseException) -> None:
-        """Examines and records an incident that nobody acts on: `acting` raised `error`."""
-        self._now.acting = acting
-        with self._handling(reading) as handled:
-            self._note_failure(handled, error)
-            self._examiner.examine_and_keep(session, reading, handled, ends=True)
 
     def record_unseen(self, reading: Reading, goes_back: bool) -> None:
         """Records what no hook saw: its batch is skipped, or the job `goes_back` for another's."""
@@ -203,8 +196,7 @@ class IncidentHandler:
         found = Found()
         try:
             ruin = _ruin(self._recovery, reading)
-            asked = self._policies if action.is_policy else None
-            found = self._examiner.examine_ahead(session, reading, handled, asked, ruin)
+            found = self._examine_ahead(session, reading, handled, action.is_policy, ruin)
             policy = self._now.policy = self._policies.decide(handled.incident, ruin, found.cause)
             handled.spent = self._policies.spent
             ruin = _ruin_at_the_end(policy, self._recovery, self._losses)
@@ -212,15 +204,29 @@ class IncidentHandler:
             handled.note_reason(handled.again + self._policies.why_not + ruin)
         except Exception as error:
             handled.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
-            self._examiner.keep(session, reading, handled, found, ends=True)
+            keep(self._evidence_of(reading), session, reading, handled, found, ends=True)
             raise
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
-        self._examiner.keep(session, reading, handled, found, action.is_policy and policy.ends)
+        ends = action.is_policy and policy.ends
+        keep(self._evidence_of(reading), session, reading, handled, found, ends)
         is_overflow = (
             handled.drew_finite and handled.kind in ('', EXPLOSION) and _is_not_finite(reading)
         )
         if isinstance(policy, Skip) and is_overflow:
             self._policies.note_overflow()
+
+    def _examine_ahead(
+        self, session, reading: Reading, handled: OpenIncident, is_policy: bool, ruin: str
+    ) -> Found:
+        """Examines a step as far as the decision needs, if policies and no user decide."""
+        foreseen = self._policies.foresee(handled.incident, ruin) if is_policy else None
+        ends = foreseen is not None and foreseen.ends
+        decides = ends or isinstance(foreseen, Rollback)
+        ends = ends and not self.may(Skip)
+        return examine(self._evidence_of(reading), session, reading, handled, decides, ends)
+
+    def _evidence_of(self, reading: Reading) -> Optional[Evidence]:
+        return None if reading.gate is None else self._evidence.get(reading.gate)
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         is_failure = not isinstance(error, KeyboardInterrupt)
@@ -354,7 +360,7 @@ def _end(run_context, incident: Incident, job: Optional[Job]) -> None:
 
 
 NO_GATE = (
-    'on_nan=%r was asked for, but the train op has no gate: a bad update would stay in the '
+    'on_nan=%r cannot be done, as the train op has no gate: a bad update would stay in the '
     'weights. Build it with slimguard.create_train_op(), or run slimguard.guard(train_op) in its '
     'place'
 )

@@ -4,12 +4,15 @@ Each comes as a :class:`Reading`: the incident, and the gate that told of it.
 """
 
 import dataclasses
+import time
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard import graph as graphs
 from slimguard.gate.reading.losses import label_of
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
@@ -125,3 +128,46 @@ def _explain(error: tf.errors.OpError) -> Optional[gates.Verdict]:
     checked = error.op.inputs[0].op.name
     said = tf.compat.as_str(error.op.get_attr('message'))
     return gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, said), False)
+
+
+# Seconds to wait before each look. Their sum is longer than putting back takes.
+_PAUSES = (0.0, 0.1, 0.3, 0.6)
+# The labels of what was not finite before the step.
+_LOST = ('before', 'state')
+
+
+def look_again(session, reading: Reading) -> Reading:
+    """What a gate told of a bad step, unless the variables that it found lost are finite now.
+
+    An update that overflows is written, checked and put back. Whoever trains beside it may read a
+    weight in between: an asynchronous peer, or one that is slower than the other replicas. Then its
+    own step is bad, and nothing is lost.
+    """
+    gate = reading.gate
+    if gate is None or not reading.incident.state_lost:
+        return reading
+    lost = {label.name for label in gate.labels_of(reading.bad) if label.kind in _LOST}
+    with session.graph.as_default():
+        each = graphs.on_each_device(tf1.global_variables())
+        variables = [v for v in each if v.op.name in lost]
+    if len(variables) != len(lost) or not _are_finite_soon(session, variables):
+        return reading
+    bad = [is_bad and label.kind not in _LOST for label, is_bad in zip(gate.labels, reading.bad)]
+    verdict = gate.explain(bad)
+    if any(bad):
+        reason = verdict.reason + '; it read a weight that another process was putting back'
+    else:  # its update was not begun, as that found the weight so
+        verdict = gate.explain(reading.bad)
+        reason = verdict.reason + '; another process was putting that back'
+    incident = dataclasses.replace(
+        reading.incident, reason=reason, tensors=verdict.tensors, state_lost=False
+    )
+    return reading._replace(incident=incident, bad=bad)
+
+
+def _are_finite_soon(session, variables) -> bool:
+    for pause in _PAUSES:
+        time.sleep(pause)
+        if all(np.isfinite(value).all() for value in session.run(variables)):
+            return True
+    return False

@@ -9,7 +9,7 @@ as the session it wraps, and calls hooks for runs of a train op only, so that sl
 import contextlib
 import functools
 import math
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -22,8 +22,9 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.prepared_runs import has_own_run_instrumented
 from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.supervisor import make_ready, summarize, take_reins, wait_before_stop
+from slimguard.training.supervisor import summarize, take_reins, wait_before_stop
 from slimguard.training.training import Training
 from slimguard.training.watchers import watchers_in
 
@@ -80,7 +81,6 @@ class SlimLoop:
         self._note_session = note_session
         self._turn, self._summary_op = turn, summary_op
         self._loss: Any = None
-        self._traces: Dict[str, int] = {}
         self._swallowed: Optional[tf.errors.OutOfRangeError] = None
         self.coordinator = tf1.train.Coordinator()
         self._begin_session(None)
@@ -96,12 +96,11 @@ class SlimLoop:
     def wrap(self, session) -> HookedSession:
         """The session wrapper: slim calls it for every session it makes."""
         runs_in = self._begin_session(session)
-        hooked = HookedSession(runs_in, self._hooks, self._train_op, self._wait_no_longer)
+        asked = self._hooks, self._train_op, self._wait_no_longer, has_own_run_instrumented
+        hooked = HookedSession(runs_in, *asked)
         supervisor = tf_callers.supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
-            with self._retried:
-                make_ready(supervisor, runs_in, self._train_op, self._watcher)
             reins = self._has_ended, self._before_session, self._retried
             take_reins(supervisor, hooked, *reins, _need_queues(self._hooks, session))
         with self._not_the_end_of_the_input(), self._retried:
@@ -152,9 +151,8 @@ class SlimLoop:
             self._signals.watch(session)
             if self._session_wrapper is not None:
                 runs_in = self._session_wrapper(session)
-        self._runner = StepRunner(
-            session, runs_in, self._hooks, self._train_step_fn, self._schedule, self._traces
-        )
+        asked = self._train_step_fn, self._schedule, self._training
+        self._runner = StepRunner(session, runs_in, *asked)
         return runs_in
 
     def _try_step(
@@ -172,7 +170,7 @@ class SlimLoop:
             args = tf1.train.SessionRunArgs(train_op)
             context = tf1.train.SessionRunContext(args, self._session)
             self._watcher.handle(context, reading)
-            session.note_stop(context.stop_requested)
+            session.stop_requested = session.stop_requested or context.stop_requested
             return self._loss, False
 
     def _show_progress(self, global_step, must: bool) -> None:

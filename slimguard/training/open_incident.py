@@ -4,9 +4,10 @@ import dataclasses
 import threading
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
-from slimguard.diagnosis.evidence import Found
+from slimguard.diagnosis.evidence import Evidence, Found
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
+from slimguard.training.incident_reading import Reading
 
 # How many incidents a hook remembers; the record in the logdir has them all.
 _REMEMBERED = 1000
@@ -136,3 +137,46 @@ class OpenIncident:
         self._replaced(old, new)
         if self._error is not None:
             self._error.incident = new
+
+
+def examine(
+    by: Optional[Evidence],
+    session,
+    reading: Reading,
+    handled: OpenIncident,
+    decides: bool = False,
+    ends: bool = False,
+) -> Found:
+    """Finds and notes what made a step bad, before anybody acts: the weights are as it found them.
+
+    Args:
+      by: what examines the bad steps of its gate; None for nothing.
+      session: the session.
+      reading: the incident, and what told of it.
+      handled: the same, while it is handled.
+      decides: whether what is done depends on what is found.
+      ends: whether the training ends with this incident, whatever is found.
+    """
+    if by is None or reading.gate is None:
+        return Found()
+    labels = reading.gate.labels_of(reading.bad)
+    found = by.examine(session, handled.incident, labels, decides, ends, reading.history)
+    handled.note_found(found)
+    return found
+
+
+def keep(
+    by: Optional[Evidence],
+    session,
+    reading: Reading,
+    handled: OpenIncident,
+    found: Found,
+    ends: bool,
+) -> None:
+    """Writes the bundle; searches all of the step first if the training `ends` with it."""
+    if by is None or reading.gate is None:
+        return
+    labels, history = reading.gate.labels_of(reading.bad), reading.history
+    found = by.keep(session, handled.incident, labels, found, ends, history)
+    handled.note_found(found)
+    handled.note_reason(found.why_not)

@@ -7,6 +7,7 @@ values and errors, sooner; what takes the session itself to understand, that run
 """
 
 import collections
+import functools
 import operator
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -16,6 +17,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_callers, tf_private
+from slimguard.graph.sessions import REPLACES
 from slimguard.graph.single_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
 from slimguard.training.watched_run import HookFetches
@@ -23,12 +25,32 @@ from slimguard.training.watched_run import HookFetches
 # Each takes an executor of its own in the session, and its memory.
 MOST_KINDS = 16
 
+# Each run asks for it; to find it in TensorFlow's module takes longer.
+_Session = tf1.Session
+
 _NO_FEEDS: Dict[tf.Tensor, Any] = {}
 
 
 def run_of_session(session, fetches, feed_dict, options, run_metadata) -> Any:
-    """As `session.run`."""
-    return session.run(fetches, feed_dict, options, run_metadata)
+    """As `session.run`; what is None is left out: a user's session may lack it."""
+    given = {'options': options, 'run_metadata': run_metadata}
+    given = {name: value for name, value in given.items() if value is not None}
+    return session.run(fetches, feed_dict, **given)
+
+
+# Each run asks.
+_is_tensorflows = functools.lru_cache(8)(tf_callers.is_method_of_sessions)
+
+
+def has_own_run(session, run: Any = None) -> bool:
+    """Whether nobody wraps a session or replaced its `run` (TensorFlow's own profiler does)."""
+    is_of_class = type(session) is _Session and 'run' not in vars(session)
+    return is_of_class and _is_tensorflows(run or _Session.run)
+
+
+def has_own_run_instrumented(session) -> bool:
+    """The same, or `instrument` has replaced its `run`, which lets a step pass that is watched."""
+    return has_own_run(session, getattr(_Session.run, REPLACES, None))
 
 
 class PreparedRuns:
@@ -39,13 +61,17 @@ class PreparedRuns:
     Args:
       run: runs, as `run_of_session`, what the session has to see to: runs with options, with feeds
         that are not tensors or values to be converted, with structures that are not Python's own;
-        what TensorFlow refuses; and all beyond `most` kinds.
-      most: how many kinds of runs are prepared.
+        what TensorFlow refuses; and all beyond MOST_KINDS.
+      prepares: whether a prepared call may stand in for a session's own.
     """
 
-    def __init__(self, run: Callable[..., Any] = run_of_session, most: int = MOST_KINDS):
+    def __init__(
+        self,
+        run: Callable[..., Any] = run_of_session,
+        prepares: Callable[[Any], bool] = has_own_run,
+    ):
         self._run = run
-        self._most = most
+        self._prepares = prepares
         self._known: Dict[Any, Optional[_PreparedRun]] = {}
 
     def run(
@@ -60,7 +86,8 @@ class PreparedRuns:
         feeds = feed_dict or _NO_FEEDS
         asks = options is not None and options.ByteSize()
         clears = run_metadata is not None and run_metadata.ByteSize()
-        if not asks and not clears and type(feeds) is dict and not tf_private.is_closed(session):
+        is_plain = not asks and not clears and type(feeds) is dict
+        if is_plain and self._prepares(session) and not tf_private.is_closed(session):
             asked = key_of(fetches) if key is None else key
             asked = (asked, *map(id, feeds)) if feeds else asked
             known = self._known.get(asked, _UNKNOWN)
@@ -77,7 +104,7 @@ class PreparedRuns:
         self._known.clear()
 
     def _prepare(self, asked, session, fetches, feeds: dict) -> Optional['_PreparedRun']:
-        if len(self._known) >= self._most:
+        if len(self._known) >= MOST_KINDS:
             return None
         self._known[asked] = None  # what cannot be prepared is not tried again
         try:
@@ -202,7 +229,7 @@ def prepare_steps(session) -> Callable[[], None]:
     """Has a session run the steps that hooks watch by prepared calls.
 
     In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
-    among them, with options that ask for nothing; so does what `watch` returns.
+    among them, with options that ask for nothing.
 
     What hooks fetch is looked at first: see `HookFetches`. Nothing is done to a session of another
     class than TensorFlow's own, or to one whose `run` somebody has replaced; and nothing is
@@ -224,17 +251,17 @@ def prepare_steps(session) -> Callable[[], None]:
     def run_by_class(session, *args):
         return tf1.Session.run(session, *args)  # as it is now: a profiler replaces it for a while
 
-    steps, hook_fetches = PreparedRuns(run_by_class), HookFetches(session.graph)
+    def is_own(session) -> bool:
+        return prepares and tf1.Session.run is of_class
+
+    steps, hook_fetches = PreparedRuns(run_by_class, is_own), HookFetches(session.graph)
 
     def run(fetches, feed_dict=None, options=None, run_metadata=None):
         if not _is_step(fetches):
             return run_by_class(here(), fetches, feed_dict, options, run_metadata)
         asked = key_of(fetches)
-        if 'caller' in fetches:  # those of a `HookedSession` it looks at itself
-            hook_fetches.require_gated(fetches, feed_dict, asked)
-        if prepares and tf1.Session.run is of_class:
-            return steps.run(here(), fetches, feed_dict, options, run_metadata, asked)
-        return run_by_class(here(), fetches, feed_dict, options, run_metadata)
+        hook_fetches.require_gated(fetches, feed_dict, asked)
+        return steps.run(here(), fetches, feed_dict, options, run_metadata, asked)
 
     def end() -> None:
         session = here()

@@ -198,7 +198,7 @@ class Recovery:
         if saved is None:
             handled.log_after(log().error, _NOT_LEFT, restored, published, why)
         else:
-            handled.log_after(log().warning, _LEFT, restored, saved)
+            handled.log_after(log().warning, _LEFT, saved)
 
     def _require_back_off(self) -> BackOff:
         if self._back_off is None:
@@ -315,7 +315,7 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
 
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_LEFT = 'the state gone back to, %s, is saved as the newest: %s; a restart begins there.'
+_LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'
 )

@@ -1,20 +1,35 @@
-"""The last steps of a guarded train op, and what they say of the next: :class:`StepHistory`."""
+"""The last steps of a guarded train op, and what they say of the next: :class:`StepHistory`.
+
+The numbers of good steps also become scalars in TensorBoard, at the pace of the training's own
+summaries.
+"""
 
 import collections
 import dataclasses
+import functools
 import math
 import statistics
 import threading
-from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence
+import time
+from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 import numpy as np
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.history import IS_GOOD, LOSS, STEP, Entry, History, norm_of, row_of
+from slimguard.compat import tf_callers, tf_private
+from slimguard.incidents.history import (
+    GRADIENTS,
+    IS_GOOD,
+    LEARNING_RATE,
+    LOSS,
+    STEP,
+    History,
+    norm_of,
+)
 from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
-from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
 
 # The default number of steps to keep.
@@ -23,29 +38,14 @@ STEPS = 200
 _WINDOW = 100
 
 
-class HistorySettings(NamedTuple):
-    """What the user asks for.
-
-    Attributes:
-      spike: when a step is out of bounds; None if none is.
-      length: how many steps are kept.
-    """
-
-    spike: Optional[Spike] = None
-    length: int = STEPS
-
-    @property
-    def is_wanted(self) -> bool:
-        return bool(self.length or self.spike)
-
-
 class StepHistory:
     """Keeps the last steps of one gate, and knows when the next is out of bounds.
 
     Args:
       gate: the gate.
-      settings: what the user asks for.
-      note_entry: called with the entry of each step that was written; or None.
+      spike: when a step is out of bounds; None if none is.
+      length: how many steps are kept.
+      summarize: called with the row of each step that was written; or None.
       tell: called once, without a `Spike`, of a step that was written with a number far beyond all
         before it: with what it was, and whether the default `Spike` would have held it.
     """
@@ -53,18 +53,19 @@ class StepHistory:
     def __init__(
         self,
         gate: gates.Gate,
-        settings: HistorySettings,
-        note_entry: Optional[Callable[[Entry], None]],
+        spike: Optional[Spike],
+        length: int,
+        summarize: Optional[Callable[[np.ndarray], None]],
         tell: Callable[[str, bool], None],
     ):
         self.gate = gate
-        self._note_entry = note_entry
-        self.spike = settings.spike
-        window = settings.spike or Spike()
+        self._summarize = summarize
+        self.spike = spike
+        window = spike or Spike()
         self._loss = Level(window.window, window.warmup)
         self._norm = Level(window.window, window.warmup)
         self._levels = threading.Lock()  # several threads may train in one session
-        self._entries: Deque[Entry] = collections.deque(maxlen=settings.length)
+        self._rows: Deque[np.ndarray] = collections.deque(maxlen=length)
         self._tell = tell
         self._largest = None if self.spike else (Largest(), Largest())
 
@@ -89,35 +90,34 @@ class StepHistory:
             feeds[self.gate.norm_limit] = np.array(0.5 * limit * limit)
         return feeds
 
-    def note_good(self, entry: Entry) -> None:
+    def note_good(self, row: np.ndarray) -> None:
         """Notes a step that was written."""
         # As Python's numbers: a handful of numpy's takes several times as long.
-        measures = entry[2] if isinstance(entry, tuple) else entry[LOSS:]
-        loss, _, *half_squares = measures.tolist()
+        loss, _, *half_squares = row[LOSS:].tolist()
         norm = math.sqrt(2 * sum(half_squares))
         if self.spike is not None:
             with self._levels:
                 self._loss.note(loss)
                 self._norm.note(norm)
         elif self._largest is not None:
-            self._look_for_jump(entry, loss, norm)
-        self._entries.append(entry)
-        if self._note_entry is not None:
-            self._note_entry(entry)
+            self._look_for_jump(row, loss, norm)
+        self._rows.append(row)
+        if self._summarize is not None:
+            self._summarize(row)
 
-    def _look_for_jump(self, entry: Entry, loss: float, norm: float) -> None:
+    def _look_for_jump(self, row: np.ndarray, loss: float, norm: float) -> None:
         of_loss, of_norm = self._largest or (Largest(), Largest())
         times = of_loss.note(abs(loss)), of_norm.note(norm)
         if not any(times):
             return
         self._largest = None  # it is told once
         is_loss = bool(times[0])
-        step, before = row_of(entry)[STEP], of_loss.count - 1
+        step, before = row[STEP], of_loss.count - 1
         losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
-        for row in [row_of(each) for each in self._entries]:
-            if row[IS_GOOD]:
-                losses.note(row[LOSS])
-                norms.note(norm_of(row))
+        for each in list(self._rows):
+            if each[IS_GOOD]:
+                losses.note(each[LOSS])
+                norms.note(norm_of(each))
         said = '%s %.4g%s is%s %.3g times %s before it, and was written' % (
             'loss' if is_loss else gates.GRADIENT_NORM,
             loss if is_loss else norm,
@@ -135,16 +135,15 @@ class StepHistory:
             self._loss.clear()
             self._norm.clear()
 
-    def note_bad(self, entry: Entry, reading: Reading, max_loss: Optional[float]) -> Reading:
+    def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
         """Notes a step that was held. Returns what was read of it, with what this knows of it.
 
         Args:
-          entry: the row of the step.
+          row: the row of the step.
           reading: what the gate told.
           max_loss: as for `limits`.
         """
-        row = row_of(entry)
-        self._entries.append(row)
+        self._rows.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
         ratio = norm / usual if norm is not None and usual else None
@@ -163,13 +162,12 @@ class StepHistory:
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:
             return self._norm.median
-        rows = map(row_of, list(self._entries)[-_WINDOW:])
-        good = [norm_of(row) for row in rows if row[IS_GOOD]]
+        good = [norm_of(row) for row in list(self._rows)[-_WINDOW:] if row[IS_GOOD]]
         return statistics.median(good) if good else None
 
     def _last(self) -> Optional[History]:
         # A copy: other threads may train in the session, and note their steps meanwhile.
-        rows = [row_of(entry) for entry in list(self._entries)]
+        rows = list(self._rows)
         return History(self.gate.measures.gradients, rows) if rows else None
 
     def _limits_in_words(
@@ -211,6 +209,9 @@ class StepHistory:
 class Histories:
     """The histories of all gates of a training, each from when it is first asked for.
 
+    Args:
+      spike, length: as for `StepHistory`. Without either no history is kept.
+
     Attributes:
       summaries: makes what summarizes the steps of a gate, by what its tags begin with; None for
         no summaries.
@@ -218,8 +219,8 @@ class Histories:
       note_jump: called with what is told of a step that was written and far beyond all before it.
     """
 
-    def __init__(self, settings: HistorySettings):
-        self._settings = settings
+    def __init__(self, spike: Optional[Spike], length: int):
+        self._spike, self._length = spike, length
         self._of: Dict[gates.Gate, StepHistory] = {}
         self.summaries: Optional[Callable[[str], Any]] = None
         self.spike_in_words = 'spike=True'
@@ -229,13 +230,14 @@ class Histories:
 
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
         """That of a gate; None if the user wants none."""
-        if gate not in self._of and self._settings.is_wanted:
-            note_entry = None
+        if gate not in self._of and (self._length or self._spike):
+            summarize = None
             if self.summaries is not None:
                 first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
-                note_entry = self.summaries(first)
-            self._of[gate] = StepHistory(gate, self._settings, note_entry, self._tell_jump)
-            _tell_of_what_is_not_watched(gate, self._settings.spike)
+                summarize = self.summaries(first)
+            asked = self._spike, self._length, summarize, self._tell_jump
+            self._of[gate] = StepHistory(gate, *asked)
+            _tell_of_what_is_not_watched(gate, self._spike)
         return self._of.get(gate)
 
     def _tell_jump(self, said: str, would_be_held: bool) -> None:
@@ -255,28 +257,6 @@ class Histories:
         """Forgets what the limits of all gates are computed from."""
         for each in self._of.values():
             each.begin_anew()
-
-
-def reading_of(
-    gate: gates.Gate,
-    told: gates.Told,
-    history: Optional[StepHistory],
-    entry: Optional[Entry],
-    max_loss: Optional[float] = None,
-) -> Reading:
-    """What the values of a gate tell of a bad step, with what is known of the steps before.
-
-    Args:
-      gate: the gate.
-      told: its values.
-      history: what keeps the last steps of it, or None.
-      entry: the row of the step; None without a history.
-      max_loss: as for `StepHistory.limits`.
-    """
-    reading = incident_reading.of_gate(gate, told)
-    if history is None or entry is None:
-        return reading
-    return history.note_bad(entry, reading, max_loss)
 
 
 def require_history(history: Any) -> int:
@@ -319,3 +299,88 @@ def _times(name: str, value: float, usual: Level) -> str:
         median,
         steps,
     )
+
+
+# The same as scalars in TensorBoard.
+
+# Says whether summaries are due now; once for each time that they are.
+IsDue = Callable[[], bool]
+
+
+def step_of(row: np.ndarray) -> Optional[int]:
+    """The global step of a row; None if the graph has none."""
+    return None if math.isnan(row[STEP]) else int(row[STEP])
+
+
+def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
+    """What is known of a step as scalars.
+
+    Args:
+      row: the row of the step.
+      prefix: what the tags begin with.
+    """
+    values = {'loss': row[LOSS], 'learning_rate': row[LEARNING_RATE]}
+    if len(row) > GRADIENTS:
+        values['gradient_norm'] = norm_of(row)
+    summary = tf1.Summary()
+    for name, value in values.items():
+        if not math.isnan(value):
+            summary.value.add(tag=prefix + name, simple_value=value)
+    return summary
+
+
+# Gives what takes the row of each good step of a gate, by what its tags begin with.
+Summaries = Callable[[str], Callable[[np.ndarray], None]]
+
+
+def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
+    """Writes summaries to a `FileWriter`, every so many seconds; None without one, or for 0."""
+    if writer is None or not seconds:
+        return None
+    return lambda prefix: functools.partial(_write, lambda: writer, _every(seconds), prefix)
+
+
+def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
+    """Writes summaries where a hook beside this one does, whose `begin` is running; or None."""
+    beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
+    if not beside:
+        return None
+    writer = functools.partial(tf_private.summary_writer_of, beside[0])
+    return lambda prefix: functools.partial(_write, writer, _with(beside[0]), prefix)
+
+
+def _write(writer: Callable[[], Any], is_due: IsDue, prefix: str, row: np.ndarray) -> None:
+    """Writes what is known of a step: loss, gradient norm and learning rate."""
+    if not is_due():
+        return
+    step, to = step_of(row), writer()
+    if step is not None and to is not None:
+        to.add_summary(scalars_of(row, prefix), step)
+
+
+def _every(seconds: float) -> IsDue:
+    due = time.monotonic()  # as the Supervisor, which begins with one
+
+    def is_due() -> bool:
+        nonlocal due
+        now = time.monotonic()
+        if now < due:
+            return False
+        due = now + seconds
+        return True
+
+    return is_due
+
+
+def _with(saving: tf1.train.SummarySaverHook) -> IsDue:
+    """When a hook has written, or is about to."""
+    last: Optional[int] = None
+
+    def is_due() -> bool:
+        nonlocal last
+        written_at = tf_private.last_summary_step_of(saving)
+        is_new = written_at != last
+        last = written_at
+        return is_new
+
+    return is_due

@@ -1,24 +1,22 @@
-"""One step of slim's loop: in one prepared call where it can, else by the step function."""
+"""One step of slim's loop: in one run where it can, else by the step function."""
 
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.compat import tf_callers
-from slimguard.graph.sessions import REPLACES
-from slimguard.training.gate_step import GateStep
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.prepared_runs import PreparedRuns
+from slimguard.training.prepared_runs import has_own_run_instrumented
+from slimguard.training.training import Training
 
 
 class Schedule(NamedTuple):
     """When slim's own `train_step` stops, logs and traces, by global step; None for never.
 
-    A `StepRunner` that is given one may do a step in one call, as it knows what slim's would do.
+    A `StepRunner` that is given one may do a step in one run, as it knows what slim's would do.
     """
 
     number_of_steps: Optional[int]
@@ -32,45 +30,42 @@ class StepRunner:
     Args:
       session: the session that slim made.
       runs_in: what the user's session wrapper made of it, or the same.
-      hooks: the hooks.
       train_step_fn: the user's step function, or slim's.
       schedule: what slim's own `train_step` is to do; None for any other step function, which
         sees to it itself.
-      traces: by tag, how many traces were written; it outlives the session.
+      training: what its watchers know of the last step.
     """
 
     def __init__(
         self,
         session,
         runs_in,
-        hooks: Sequence[tf1.train.SessionRunHook],
         train_step_fn: Callable,
         schedule: Optional[Schedule],
-        traces: Dict[str, int],
+        training: Training,
     ):
         self._session = session
         self._runs_in = runs_in
-        self._hooks = hooks
         self._train_step_fn = train_step_fn
-        self._schedule = schedule  # None also where one call would not do what slim's step does
-        self._traces = traces
-        self._in_one_call: Optional[GateStep] = None
+        self._schedule = schedule  # None also where one run would not do what slim's step does
+        self._in_one_run: Optional[Callable[[], Any]] = None
+        self._training = training
         self._step_before: Optional[int] = None
+        self._traced: Optional[int] = None
 
     def run(
         self, session: HookedSession, train_op, global_step, train_step_kwargs
     ) -> Tuple[Any, bool]:
         """Runs a step. Returns its loss, and whether to stop by the step function's word."""
-        schedule, in_one_call = self._schedule, self._in_one_call
-        if schedule is not None and in_one_call is None:
-            in_one_call = self._in_one_call = self._prepare(train_op, global_step)
-        if schedule is None or in_one_call is None:
-            self._schedule = None
-        elif not self._traces_now(schedule, global_step, train_step_kwargs):
-            return self._run_in_one_call(in_one_call, schedule, session)
+        if self._schedule is not None and self._in_one_run is None:
+            self._in_one_run = self._prepare(session, train_op, global_step)
+            self._schedule = self._schedule if self._in_one_run else None
+        schedule, run = self._schedule, self._in_one_run
+        if schedule is not None and run is not None:
+            if not self._traces_now(schedule, global_step, train_step_kwargs):
+                return self._run_once(run, schedule, global_step)
         self._step_before = None
-        kwargs = self._with_trace_writer(train_step_kwargs)
-        return self._train_step_fn(session, train_op, global_step, kwargs)
+        return self._train_step_fn(session, train_op, global_step, train_step_kwargs)
 
     def step_now(self, global_step) -> int:
         """The global step, which is asked for only where no step told it."""
@@ -86,71 +81,35 @@ class StepRunner:
         """For when the global step may have been set back."""
         self._step_before = None
 
-    def _prepare(self, train_op, global_step) -> Optional[GateStep]:
-        """What runs a step in one call; None where it would not do what slim's step does."""
+    def _prepare(self, session: HookedSession, train_op, global_step) -> Any:
+        """What runs a step in one run; None where it would not do what slim's step does."""
         gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
-        if gate is None or gate.step is None or not _is_as_tensorflow_made_it(self._runs_in):
+        if gate is None or gate.step is None or not has_own_run_instrumented(self._runs_in):
             return None
         if global_step is not graphs.global_step(self._runs_in.graph):
             return None
-        args = tf1.train.SessionRunArgs([gate.train_op, global_step])
-        asked = self._runs_in, PreparedRuns(), gate, self._hooks, args
-        return GateStep(*asked, gate.quiet.train_op)
+        return session.prepared_step(gate.train_op, [gate.train_op, global_step])
 
-    def _run_in_one_call(
-        self, in_one_call: GateStep, schedule: Schedule, session: HookedSession
+    def _run_once(
+        self, run: Callable[[], Any], schedule: Schedule, global_step
     ) -> Tuple[Any, bool]:
         """What slim's `train_step` does: it runs the step, and asks whether to log and to stop."""
         start = time.time()
-        loss, told, stop_requested = in_one_call.run()
+        loss = run()
         elapsed = time.time() - start
-        self._step_before = step = int(told.step)
-        session.note_stop(stop_requested)
+        self._step_before = self._training.step
+        step = self.step_now(global_step)
         number_of_steps, log_every, _ = schedule
         if log_every and step % log_every == 0:
             tf1.logging.info('global step %d: loss = %.4f (%.3f sec/step)', step, loss, elapsed)
         return loss, number_of_steps is not None and step >= number_of_steps
 
     def _traces_now(self, schedule: Schedule, global_step, train_step_kwargs) -> bool:
+        """Whether slim's step is to trace this one: no global step twice, as after a bad step."""
         every = schedule.trace_every_n_steps
         if not every or 'should_trace' not in train_step_kwargs:
             return False
-        return self.step_now(global_step) % every == 0
-
-    def _with_trace_writer(self, train_step_kwargs):
-        if 'should_trace' not in train_step_kwargs or 'summary_writer' not in train_step_kwargs:
-            return train_step_kwargs
-        writer = _TraceWriter(train_step_kwargs['summary_writer'], self._traces)
-        return dict(train_step_kwargs, summary_writer=writer)
-
-
-def _is_as_tensorflow_made_it(session) -> bool:
-    """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does).
-
-    What `instrument` puts in its place lets a step pass that is watched.
-    """
-    if type(session) is not tf1.Session or 'run' in vars(session):
-        return False
-    run = getattr(tf1.Session.run, REPLACES, tf1.Session.run)
-    return tf_callers.is_method_of_sessions(run)
-
-
-class _TraceWriter:
-    """A summary writer that takes two traces of one global step.
-
-    slim names a trace by the step and a writer refuses a name it has; but a gated step leaves the
-    global step where it was.
-    """
-
-    def __init__(self, writer, traces: Dict[str, int]):
-        self._writer = writer
-        self._traces = traces
-
-    def __getattr__(self, name):
-        return getattr(self._writer, name)
-
-    def add_run_metadata(self, run_metadata, tag, global_step=None):
-        self._traces[tag] = self._traces.get(tag, 0) + 1
-        if self._traces[tag] > 1:
-            tag = '%s (%d)' % (tag, self._traces[tag])
-        self._writer.add_run_metadata(run_metadata, tag, global_step)
+        step = self.step_now(global_step)
+        is_due = step % every == 0 and step != self._traced
+        self._traced = step if is_due else self._traced
+        return is_due

@@ -42,8 +42,8 @@ class StopSignals:
 
     A step may wait for input that never comes, and Python's handlers wait with it. If no step ends
     in time, a thread has the state saved, and ends the process. A second Ctrl-C raises
-    KeyboardInterrupt as soon as Python runs; at a third the thread ends the process with 130. At a
-    prompt and in a notebook, Ctrl-C never ends the process.
+    KeyboardInterrupt as soon as Python runs. At a prompt and in a notebook, Ctrl-C never ends the
+    process.
 
     Where ranks train together, a signal that one of them has heard is told to all in their next
     step, for which it waits between two steps as well. After that step all of them end. No process
@@ -282,10 +282,7 @@ class StopSignals:
         if number != signal.SIGINT:
             return
         self._ctrl_cs += 1
-        if self._ctrl_cs > 2 and not _is_interactive():
-            log().error('Ctrl-C again; ending at once, with what was saved before.')
-            _exit(128 + number)
-        elif self._ctrl_cs > 1 and not self._is_acting:
+        if self._ctrl_cs > 1 and not self._is_acting:
             log().warning(
                 'Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
                 'TensorFlow computes ends first.'

@@ -5,10 +5,7 @@ from typing import Any, Callable, ContextManager
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard import gate as gates
 from slimguard.compat import tf_private
-from slimguard.graph import TrainOp
-from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 
 
@@ -52,28 +49,6 @@ def take_reins(
             return prepare(*args, **kwargs)
 
     prepare = tf_private.replace_method(supervisor, 'prepare_or_wait_for_session', prepare_again)
-
-
-def make_ready(
-    supervisor: tf1.train.Supervisor, session, train_op: TrainOp, watcher: GateWatcher
-) -> None:
-    """Runs, before the queues are filled, what is run once after that and needs no queue.
-
-    In a graph of 20,000 ops each new kind of run takes a quarter of a second, and two seconds
-    beside threads that begin to fill queues.
-
-    Args:
-      supervisor: the Supervisor.
-      session: its session, as steps run in it.
-      train_op: what is trained.
-      watcher: the hook that learns of its bad steps.
-    """
-    gate = gates.gate_of(train_op)
-    # Where a subclass asks for something else, nobody may ask for what the gate keeps.
-    if gate is not None and type(watcher).before_run is GateWatcher.before_run:
-        watcher.runs.watch_ahead(gate, session)
-    if supervisor.is_chief and supervisor.global_step is not None:
-        session.run(supervisor.global_step)  # as the Supervisor does when it begins its services
 
 
 def wait_before_stop(supervisor: tf1.train.Supervisor, wait: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any, Optional
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.graph import TrainOp
@@ -80,3 +81,26 @@ def warn_of_no_training(train_op) -> None:
         'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',
         train_op.name,
     )
+
+
+# Where a cell of a notebook is run again, and its graph is there already.
+
+RESET = (
+    'begin the cell that builds the model with tf.compat.v1.reset_default_graph(), and run that '
+    'cell and those below it again; with the same logdir, the training goes on from its checkpoint'
+)
+_OF_FINALIZED = 'Graph is finalized'
+_OF_NAMES = ('already exists, disallowed', 'already exists with different')
+
+
+def advice_for_cell(error: BaseException) -> str:
+    """A sentence on an error of TensorFlow's, if a second run of a cell explains it; else ''."""
+    said = str(error)
+    if isinstance(error, RuntimeError) and _OF_FINALIZED in said:
+        what = 'the graph is that of a training that has begun, and takes no more ops'
+    elif isinstance(error, ValueError) and any(words in said for words in _OF_NAMES):
+        what = 'the graph holds the model already'
+    else:
+        return ''
+    # Of a graph that slimguard has nothing to do with, nothing is said.
+    return '%s: %s.' % (what, RESET) if gates.gates_of(tf1.get_default_graph()) else ''

@@ -1,6 +1,7 @@
 """What a process does for a training besides its steps: :class:`Training`."""
 
 import contextlib
+import os
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf1
@@ -10,6 +11,7 @@ from slimguard import graph as graphs
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import IS_RUINED
+from slimguard.diagnosis import bundle
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
@@ -18,10 +20,14 @@ from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
-from slimguard.training.occupancy import occupied
 from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_history import require_history
 from slimguard.training.stop_signals import SECONDS, StopSignals, require_seconds
+
+try:
+    import fcntl
+except ImportError:  # no POSIX
+    fcntl = None
 
 
 class TrainingSettings(NamedTuple):
@@ -89,6 +95,7 @@ class Training:
       signals: hears SIGTERM and Ctrl-C, once it is entered.
       progress: where to show how the training goes, while it runs; or None.
       loss: the last that was finite; None where none is known.
+      step: the global step after the last step; None where it is not known.
       is_saved: whether the state was saved since the last step began.
     """
 
@@ -116,6 +123,7 @@ class Training:
         self.signals = StopSignals(self.save, settings.preemption_seconds)
         self.progress: Optional[Progress] = None
         self.loss: Any = None
+        self.step: Optional[int] = None
         self.is_saved = False
         self._bundles_in: Any = None
         if checkpoints is not None and isinstance(saver, FiniteSaver):
@@ -212,3 +220,30 @@ _IS_RUINED = (
     'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'
 )
+
+
+@contextlib.contextmanager
+def occupied(logdir: str) -> Iterator[None]:
+    """Marks a logdir as one that this process trains in; says so if another does already.
+
+    It holds an advisory lock on the file ``LOGDIR/slimguard/lock``, which the system lets go of
+    when the process ends, however it ends. A process on another machine may not be noticed, nor is
+    any where there are no such locks. Nobody is ever refused.
+    """
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None and not files.is_remote(logdir):
+            folder = bundle.folder(logdir)
+            try:
+                files.make_dirs(folder)
+                file = stack.enter_context(open(os.path.join(folder, 'lock'), 'a'))
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log().warning(
+                    'another training is writing to %s at the moment. Both save there, and '
+                    'either may remove or go on from what the other saved: end one of them, and '
+                    'give it a logdir of its own.',
+                    logdir,
+                )
+            except OSError:
+                pass  # there are no locks here; or a write there will say what is wrong
+        yield

@@ -6,7 +6,6 @@ import os
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -15,12 +14,11 @@ from slimguard import graph as graphs
 from slimguard.gate.building.announcement import Told
 from slimguard.gate.written_beside import refuse_around
 from slimguard.graph import op_of
-from slimguard.incidents.history import IS_GOOD
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP
 from slimguard.system.log import log
 from slimguard.training import incident_reading
-from slimguard.training.fetch_structures import fetched_elements
+from slimguard.training.fetch_structures import RunKinds, are_taken, fetched_elements, inner_feeds
 from slimguard.training.incident_reading import Reading
-from slimguard.training.run_kinds import RunKinds, are_taken, inner_feeds
 from slimguard.training.step_history import Histories, StepHistory
 
 
@@ -30,8 +28,8 @@ class Run:
     Args:
       found: the gates of the train ops that it runs.
       loss: a loss to look at besides, or None.
-      told: by gate, the tensor that tells how many bad steps its watcher is to be told of; with a
-        history a vector that begins with that, and goes on with the row of the step.
+      told: by gate, the vector to fetch: how many bad steps its watcher is to be told of, and then
+        the row of the step.
       histories: by gate, what keeps its last steps, or None.
       graph: the graph.
       in_branches: the gates of train ops that it runs only where it takes their branch. In another
@@ -39,7 +37,7 @@ class Run:
 
     Attributes:
       gates: `found`.
-      looks_at_loss: whether there is a loss to look at besides.
+      fetches: the tensors that a hook asks for.
     """
 
     def __init__(
@@ -52,19 +50,19 @@ class Run:
         in_branches: Sequence[gates.Gate] = (),
     ):
         self.gates = found
-        self.looks_at_loss = loss is not None
         self._in_branches = in_branches
         self._all_gates = [*found, *in_branches]
         self._loss = loss
-        known = [each.loss for each in found if each.loss is not None] if loss is None else [loss]
-        self._knows_loss = bool(known)
+        places = (place for place, gate in enumerate(found) if gate.loss is not None)
+        self._with_loss = next(places, None)  # the first gate that knows its loss
         self._global_step = graphs.global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
-        fetches = [*told, *(each.count for each in self._beside)]
-        self._args = tf1.train.SessionRunArgs([*fetches, *known[:1]])
+        self.fetches = [*told, *(each.count for each in self._beside)]
+        self.fetches += [] if loss is None else [loss]
+        self._args = tf1.train.SessionRunArgs(self.fetches)
 
     def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
         """What a hook asks for, so that the gates tell it of the step."""
@@ -84,18 +82,28 @@ class Run:
                 feeds.update(limits_of(gate, max_loss, history))
         return self._args._replace(feed_dict=feeds or None)
 
-    def loss_in(self, values: Sequence[Any]) -> Any:
-        """The loss among the values of one run; None if it is not known, or not finite."""
-        return values[-1] if self._knows_loss and math.isfinite(values[-1]) else None
+    def note(self, values: Sequence[Any], training: Any) -> None:
+        """Notes in a `Training` the global step after a run, and its loss where that is finite."""
+        step = values[0][1 + STEP] if self.gates else math.nan
+        training.step = int(step) if step == step else None
+        loss = math.nan
+        if self._loss is not None:
+            loss = values[-1]
+        elif self._with_loss is not None:
+            loss = values[self._with_loss][1 + LOSS]
+        if math.isfinite(loss):
+            training.loss = loss
 
     def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
         """The incidents that the values of one run tell of."""
         found: List[Reading] = []
-        for gate, value, history in zip(self.gates, values, self._histories):
-            count = value if history is None else value[0]
-            told = list(_told_in(run_context, gate)) if count else []
-            if history is not None:
-                _note(history, value[1:], told, max_loss)
+        for gate, row, history in zip(self.gates, values, self._histories):
+            told = list(_told_in(run_context, gate)) if row[0] else []
+            if history is not None and row[1 + IS_GOOD]:
+                history.note_good(row[1:])
+            elif history is not None and told:
+                # Of threads that train in one session, one may take what another's step told.
+                told[-1] = history.note_bad(row[1:], told[-1], max_loss)
             found += told
         for each, count in zip(self._beside, values[len(self.gates) :]):
             found += _told_in(run_context, each.gate) if count else []
@@ -107,33 +115,23 @@ class Run:
             found += [] if reading is None else [reading]
         return found
 
+    def forget(self, session) -> None:
+        """Drops what the gates have put aside to tell."""
+        for gate in self._all_gates:
+            gate.untold.take(session)
+
     def _step_now(self, session) -> Optional[int]:
         """The global step. Fetched with the run, it could be that before the update or after."""
         step = self._global_step
         return None if step is None else int(session.run(step))
 
 
-def _note(
-    history: StepHistory, row: np.ndarray, told: List[Reading], max_loss: Optional[float]
-) -> None:
-    """Notes the step of a run; of those in `told`, which the last may be, more is known then."""
-    if row[IS_GOOD]:
-        history.note_good(row)
-    elif told:  # of threads that train in one session, one may take what another's step told
-        told[-1] = history.note_bad(row, told[-1], max_loss)
-
-
 def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
     """What a gate told by the end of a run: the same to each hook that watches it."""
     told = run_context.__dict__.setdefault('_slimguard_told', {})
     if gate not in told:
-        told[gate] = take_untold(gate, run_context.session)
+        told[gate] = _readings(gate, gate.untold.take(run_context.session))
     return told[gate]
-
-
-def take_untold(gate: gates.Gate, session) -> List[Reading]:
-    """The bad steps that nobody was told of."""
-    return _readings(gate, gate.untold.take(session))
 
 
 def _readings(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
@@ -201,8 +199,8 @@ class WatchedRuns:
       loss: a loss to watch where no gate knows it; None for none.
       refusal: what a step of a train op without a gate is refused with; None to take it, with a
         warning if there is no loss to watch.
-      told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history;
-        and whether what a bad step drew is kept.
+      told_by: gives the vector to fetch to know of a gate's steps, by whether what a bad step drew
+        is kept.
       histories: what keeps the last steps of gates.
       guards_beside: whether what a run writes beside its train op goes through the gate, or is told
         of, elsewhere.
@@ -214,7 +212,7 @@ class WatchedRuns:
         self,
         loss: Optional[tf.Tensor],
         refusal: Optional[str],
-        told_by: Callable[[gates.Gate, bool, bool], tf.Tensor],
+        told_by: Callable[[gates.Gate, bool], tf.Tensor],
         histories: Histories,
         guards_beside: bool,
         watches_ahead: bool,
@@ -242,11 +240,6 @@ class WatchedRuns:
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             if gate.is_beside or self._watches_ahead:
                 gate.untold.watch(session)
-
-    def watch_ahead(self, gate: gates.Gate, session) -> None:
-        """Watches what a step is going to run; else its first run does."""
-        if self._is_mine(gate):
-            gate.untold.watch(session)
 
     def leave(self, session) -> List[Reading]:
         """The bad steps that nobody was told of; from then on, those of the session are printed."""
@@ -280,10 +273,7 @@ class WatchedRuns:
             is_kept = not fed or not are_taken(fed, elements)
             if found and not is_kept:
                 log().warning(_NOT_KEPT, found[0].original.name, fed[0].name)
-            told = [
-                self._told_by(gate, each is not None, is_kept)
-                for gate, each in zip(found, histories)
-            ]
+            told = [self._told_by(gate, is_kept) for gate in found]
             loss = self._loss_beside(mine)
             return Run(found, loss, told, histories, graph, in_branches)
         is_step = _updates_unguarded(elements)

@@ -14,10 +14,11 @@ from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.compat import tf_private
 from slimguard.graph.sessions import OWN_WORK, SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policy_language import OnNan
+from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
+from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
@@ -51,7 +52,7 @@ class WatchedSession(HookedSession):
     @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
-        if self.should_stop() and self._gated(fetches) is not None:
+        if self.should_stop() and self._step_of(fetches) is not None:
             raise RuntimeError(
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'
@@ -140,8 +141,9 @@ def watch(
     """Gives a plain session hooks and policies.
 
     The returned session behaves as the given one. It calls the hooks only for runs of a train op:
-    of a guarded one, or of any op that runs an optimizer. `watch` itself calls the hooks' `begin`
-    and `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
+    of a guarded one, or of any op that runs an optimizer. Without a `NanLossHook`, a ValueError
+    refuses a run of a train op that nobody has guarded. `watch` itself calls the hooks' `begin` and
+    `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
     initialize the variables first.
 
         with tf.compat.v1.Session() as session:
@@ -188,6 +190,7 @@ def watch(
             'session is watched already, and of two that watch only one would be told; give '
             'watch() the session itself, once, with the hooks of both in hooks='
         )
+    require_policy(on_nan)
     logdir = None if logdir is None else files.as_logdir(logdir)
     if logdir is not None and not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
         raise ValueError(
@@ -196,7 +199,9 @@ def watch(
         )
     said = max_loss, logdir, True, capture, max_bundles
     settings = TrainingSettings(*said, progress, preemption_seconds, spike, history).require()
-    hooks, _ = with_watcher(hooks, on_nan, settings)
+    hooks, watcher = with_watcher(hooks, on_nan, settings)
+    if type(watcher) is GateWatcher and watcher.on_nan is None:
+        watcher.on_nan = 'raise'  # whoever names no policy asks for that, and it needs a gate
     # A job may ask for a new session, and nothing here could make one.
     training = Training(settings, makes_sessions=False)
     # As a MonitoredSession's: it raises whatever a thread reports.

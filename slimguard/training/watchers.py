@@ -1,7 +1,7 @@
 """The watchers among the hooks of a training: which one decides, and of what training."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf1
 
@@ -67,31 +67,6 @@ def _disagree(name: str, value, hook: GateWatcher, other) -> None:
 def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
     """Those of the hooks that watch gates."""
     return [hook for hook in hooks if isinstance(hook, GateWatcher)]
-
-
-def tell_in_order(
-    hooks: Sequence[tf1.train.SessionRunHook],
-    tell: Callable[[Any], None],
-    tell_of_failure: Callable[[GateWatcher, str, BaseException], None],
-) -> None:
-    """Tells hooks of a run that is over, in order, until one raises an error.
-
-    Args:
-      hooks: the hooks.
-      tell: called with each.
-      tell_of_failure: if a hook that is no watcher raises, called for each watcher after it: with
-        the watcher, what a record calls the hook's method, and the error. Not called if a watcher
-        raises: it has put the incident on record.
-    """
-    for number, hook in enumerate(hooks):
-        try:
-            tell(hook)
-        except BaseException as error:
-            if not isinstance(hook, GateWatcher):
-                acting = type(hook).__name__ + '.after_run'
-                for later in watchers_in(hooks[number + 1 :]):
-                    tell_of_failure(later, acting, error)
-            raise
 
 
 @contextlib.contextmanager

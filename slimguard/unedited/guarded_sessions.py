@@ -24,7 +24,7 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system.log import log
-from slimguard.training.run_kinds import inner_feeds
+from slimguard.training.fetch_structures import inner_feeds
 from slimguard.training.stop_signals import StopSignals
 from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited.ending import Account

@@ -10,7 +10,7 @@ Everything that the code then builds and trains is guarded:
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from slimguard.incidents.policy_language import OnNan, fallbacks_of
+from slimguard.incidents.policy_language import OnNan, fallbacks_of, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
@@ -68,6 +68,7 @@ def instrument(
         arguments.
     """
     global _active
+    require_policy(on_nan)
     fallbacks = None if on_nan is None else fallbacks_of(on_nan)
     settings = TrainingSettings(
         max_loss=max_loss,

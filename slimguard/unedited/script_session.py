@@ -21,11 +21,10 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
 from slimguard.system.log import log
 from slimguard.training.back_off import back_off_in
-from slimguard.training.gate_step import GateStep
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hooked_session import HookedSession
+from slimguard.training.hooked_session import HookedStep
 from slimguard.training.incident_reading import Reading
-from slimguard.training.prepared_runs import MOST_KINDS, PreparedRuns, run_of_session
+from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.training.training import Training
@@ -159,7 +158,7 @@ class ScriptWatcher(GateWatcher):
                 self._on_incidents(self.incidents[-1 - len(beside) :], logdir)
 
 
-class ScriptSession(HookedSession):
+class ScriptSession:
     """A session of the script, and what watches its steps.
 
     Attributes:
@@ -167,13 +166,13 @@ class ScriptSession(HookedSession):
     """
 
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
-        HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
+        self._session = _OfTensorFlow(session, run)
         self._watcher = watcher
         self.training = watcher.training
         # What replaced a session's `run` is not to be gone past.
         is_own = tf_callers.is_method_of_sessions(run)
-        self._runs = PreparedRuns(run_of_session, MOST_KINDS if is_own else 0)
-        self._gate_steps: Dict[GuardedStep, Optional[GateStep]] = {}
+        self._runs = PreparedRuns(prepares=lambda session: is_own)
+        self._steps: Dict[GuardedStep, HookedStep] = {}
         with session.graph.as_default():
             watcher.begin()
         watcher.after_create_session(self._session, tf1.train.Coordinator())
@@ -195,26 +194,14 @@ class ScriptSession(HookedSession):
             raise
 
     def _run_step(self, step: GuardedStep, *given):
-        if step not in self._gate_steps:
-            self._gate_steps[step] = self._gate_step(step)
-        gate_step = self._gate_steps[step]
-        if gate_step is None:
-            mine, _ = self._run_hooked(step.args, step.args.fetches, *given)
-        else:
-            mine, _, stop_requested = gate_step.run(*given)
-            self.note_stop(stop_requested)
-        if self.stop_requested:
-            self.stop_requested = False  # for a loop that goes on all the same
+        known = self._steps.get(step)
+        if known is None:
+            asked = self._session, self._runs, [self._watcher], step.args
+            known = self._steps[step] = HookedStep(*asked)
+        (mine, _), is_asked = known.run(*given)
+        if is_asked:  # for a loop that goes on all the same
             raise stop_error(self._watcher.incidents[-1])
         return mine
-
-    def _gate_step(self, step: GuardedStep) -> Optional[GateStep]:
-        """What runs a step of one gate; None where the watcher is to be asked."""
-        context = tf1.train.SessionRunContext(step.args, self._session)
-        if step.quiet is None or not self._watcher.only_looks_at(step.gates[0], context):
-            return None
-        asked = self._session, self._runs, step.gates[0], [self._watcher]
-        return GateStep(*asked, step.args, step.quiet)
 
     def release(self) -> None:
         """No longer watches."""

@@ -10,12 +10,12 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-from slimguard.incidents.history import Entry, row_of
 from slimguard.system import files
-from slimguard.training.history_summaries import scalars_of, step_of
+from slimguard.training.step_history import scalars_of, step_of
 from slimguard.unedited.patches import Patches
 
 
@@ -27,27 +27,26 @@ class _OfSession:
     """
 
     def __init__(self) -> None:
-        self._entries: Dict[str, Entry] = {}
+        self._rows: Dict[str, np.ndarray] = {}
         self._folder: Optional[str] = None
 
-    def notes_of(self, prefix: str) -> Callable[[Entry], None]:
+    def notes_of(self, prefix: str) -> Callable[[np.ndarray], None]:
         """What takes the rows of one gate."""
-        return functools.partial(self._entries.__setitem__, prefix)
+        return functools.partial(self._rows.__setitem__, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
         """Writes what there is, if it is the writer for it, by the step that the script says."""
-        if not self._entries:
+        if not self._rows:
             return
         folder = files.as_path(writer.get_logdir(), 'logdir')
         if self._folder is None:
             self._folder = folder
         if folder != self._folder:
             return
-        for prefix in list(self._entries):
-            entry = self._entries.pop(prefix, None)  # another thread may have it
-            if entry is None:
+        for prefix in list(self._rows):
+            row = self._rows.pop(prefix, None)  # another thread may have it
+            if row is None:
                 continue
-            row = row_of(entry)
             at = step_of(row) if step is None else step
             scalars = scalars_of(row, prefix)
             if at is not None and scalars.value:  # a run that only writes has none
@@ -72,7 +71,7 @@ class ScriptSummaries:
         """Notes that this thread runs something in a session: what it writes next is of that."""
         self._here.session = weakref.ref(session)
 
-    def of(self, session) -> Callable[[str], Callable[[Entry], None]]:
+    def of(self, session) -> Callable[[str], Callable[[np.ndarray], None]]:
         """What takes the rows of a session's gates, by what their tags begin with."""
         self._last = weakref.ref(session)
         return self._known.setdefault(session, _OfSession()).notes_of

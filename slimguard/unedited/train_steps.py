@@ -37,8 +37,13 @@ from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
-from slimguard.training.fetch_structures import fetched_elements, map_fetches
-from slimguard.training.run_kinds import RunKinds, are_taken, not_fed
+from slimguard.training.fetch_structures import (
+    RunKinds,
+    are_taken,
+    fetched_elements,
+    map_fetches,
+    not_fed,
+)
 from slimguard.unedited.gradient_writes import GradientWrites
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
@@ -79,8 +84,6 @@ class GuardedStep:
       names: by gate, the name of the train op that the script fetches; empty if it only writes.
       args: what the script fetches, with what stands in for what trains, and the train ops of the
         gates. It is always the same object, which watchers know again.
-      quiet: what the script fetches, in the same structure, with what stands in for what trains
-        where a bad step is told by no word and no error; None where there is no such thing.
       is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
       written: the ops of the variables that it may put back, of those that no train op writes.
     """
@@ -88,7 +91,6 @@ class GuardedStep:
     gates: Sequence[Gate]
     names: Sequence[str]
     args: tf1.train.SessionRunArgs
-    quiet: Any
     is_watched: bool
     written: Sequence[tf.Operation]
 
@@ -105,18 +107,11 @@ class GuardedStep:
         names = {element.name for element in fetched_elements(fetches, graph)}
         first = parts[0]
         train_ops = [part.gate.train_op for part in parts]
-        both = [_through_gates(fetches, parts, graph, train_ops), train_ops]
-        quiet = None
-        if len(parts) == 1:
-            quiet = _through_gates(fetches, parts, graph, [parts[0].gate.quiet.train_op])
-            needed = graphs.ancestors(list(map(op_of, fetched_elements(quiet, graph))))
-            if op_of(parts[0].gate.bad) in needed:  # a script may fetch what it has of its own gate
-                quiet = None
+        both = [_through_gates(fetches, parts, graph), train_ops]
         return cls(
             tuple(part.gate for part in parts),
             tuple(part.name for part in parts if trains),
             tf1.train.SessionRunArgs(both),
-            quiet,
             not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
             tuple(written_in(first.beside, graph) if trains else written_by(first.gate)),
         )
@@ -379,20 +374,11 @@ def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
         return ops.group(own, 'together')
 
 
-def _through_gates(
-    fetches, parts: Sequence[Gated], graph: tf.Graph, train_ops: Sequence[TrainOp]
-) -> Any:
-    """`fetches`, with what stands in for those that train, in the same structure.
-
-    Args:
-      fetches: what a script fetches.
-      parts: what trains among it.
-      graph: the graph.
-      train_ops: by part, what stands in for its train op.
-    """
+def _through_gates(fetches, parts: Sequence[Gated], graph: tf.Graph) -> Any:
+    """`fetches`, with what stands in for those `parts` that train, in the same structure."""
     stand_ins = {
-        element_key(element): _stand_in(element, part.gate, train_op)
-        for part, train_op in zip(parts, train_ops)
+        element_key(element): _stand_in(element, part.gate)
+        for part in parts
         for element in part.elements
     }
 
@@ -404,7 +390,7 @@ def _through_gates(
     return map_fetches(fetches, stand_in)
 
 
-def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
+def _stand_in(element: TrainOp, gate: gates.Gate) -> TrainOp:
     if isinstance(element, tf.Operation):
-        return op_of(train_op)
-    return gate.values.get(element_key(gates.original_of(element)), train_op)
+        return op_of(gate.train_op)
+    return gate.values.get(element_key(gates.original_of(element)), gate.train_op)

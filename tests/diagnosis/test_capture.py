@@ -90,12 +90,11 @@ def test_nothing_is_drawn_for_it():
 
 def test_a_calm_step_runs_nothing_for_it():
     watched = Watched(loss_of(iterator_of(good(), bad())))
-    quiet = watched.gate.quiet
     ran = []
     for _ in range(2):
         metadata = tf1.RunMetadata()
         options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
-        watched.session.run([quiet.step, watched.capture.fetch], None, options, metadata)
+        watched.session.run([watched.gate.step, watched.capture.fetch], None, options, metadata)
         nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
         ran.append({node.node_name for node in nodes if '/capture/' in node.node_name})
     assert not ran[0] and 'slimguard/capture/Stage' in ran[1]

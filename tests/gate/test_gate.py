@@ -179,21 +179,6 @@ def test_a_bad_step_returns_its_loss_the_step_and_what_was_bad():
     assert gate.explain(labels).reason == 'not finite: update of a, update of b'
 
 
-def test_the_quiet_outcome_of_a_step_is_the_same_and_says_nothing(capfd):
-    damage = models.Damage()
-    guarded = models.Guarded(slim_train_op(damage, check_numerics=True))
-    quiet = guarded.gate.quiet
-    fetches = [quiet.train_op, quiet.written, quiet.bad, quiet.step]
-    for place, hurt in (('loss', 0.0), ('gradient', math.nan), ('loss', math.inf), ('loss', 0.0)):
-        before = guarded.snapshot(guarded.sess)
-        value, written, bad, step = guarded.sess.run(fetches, {damage.places[place]: hurt})
-        assert written == math.isfinite(hurt) == (not any(bad))
-        assert bool(models.changed(before, guarded.snapshot(guarded.sess))) == written
-        assert step == guarded.sess.run(tf1.train.get_global_step())
-        assert math.isfinite(value) == (math.isfinite(hurt) or place != 'loss')
-    assert 'slimguard' not in capfd.readouterr().err
-
-
 def test_a_bad_step_that_nobody_watches_prints_one_line(capfd):
     x = tf1.placeholder(tf.float32, [])
     variables = [tf1.get_variable('v%d' % number, initializer=1.0) for number in range(7)]

@@ -242,7 +242,7 @@ def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path)
                 feed = model.feed(**BAD.get((rank, draw), ({}, ''))[0])
                 del feed[model.gate.watched]
                 watched.run(model.train_op, feed)
-            evidence = hook.evidence_of(model.gate)
+            evidence = hook._training.evidence[model.gate]
             drawn = [t.name for t in evidence.capture.sources]
             assert model.shared.name in drawn
         return hook.incidents[0].diagnosis

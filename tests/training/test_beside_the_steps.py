@@ -13,7 +13,7 @@ from slimguard import compat
 from slimguard.gate import Told
 from slimguard.gate.building.announcement import Untold
 from slimguard.training import incident_reading
-from slimguard.training.second_look import look_again
+from slimguard.training.incident_reading import look_again
 from tests.helpers import gate_models
 from tests.helpers.clusters import Cluster
 from tests.helpers.models import Batches, Linear, LogLines, checkpoint_at, records_in

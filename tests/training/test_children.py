@@ -127,22 +127,6 @@ class Training(Started):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ('method', 'number', 'statuses'),
-    [
-        ('fork', signal.SIGTERM, (-signal.SIGTERM,)),
-        ('spawn', signal.SIGINT, (-signal.SIGINT, 1)),  # 1 before Python 3.8
-    ],
-)
-def test_a_signal_to_the_parent_still_saves(method, number, statuses, script, tmp_path):
-    with Training(script, method, tmp_path / 'log') as training:
-        training.send(number)
-        training.go_on()
-        assert training.wait() in statuses
-    assert checkpoint_at(tmp_path / 'log') == (5, [])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
     ('method', 'number'),
     [('fork', signal.SIGTERM), ('spawn', signal.SIGINT)],
 )

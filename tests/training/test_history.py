@@ -85,13 +85,6 @@ def in_monitored(dtype, logdir):
     return seen.steps
 
 
-def in_watched(dtype, logdir):
-    net = Net(dtype)
-    train_op = net.guarded()
-    with slimguard.watch(tf1.Session(), on_nan='skip', logdir=logdir) as session:
-        return plainly(session, net, train_op)
-
-
 def plainly(session, net, train_op):
     session.run(tf1.global_variables_initializer())
     return [session.run([train_op, *net.fetches])[1:] for _ in range(DRAWS)]
@@ -103,34 +96,12 @@ def unedited_plain(dtype, logdir):
         return plainly(session, net, net.applied)
 
 
-def unedited_slim(dtype, logdir):
-    """slim's own loop runs no hook: its train_step_fn fetches."""
-    steps = []
-
-    def train_step(session, train_op, global_step, kwargs):
-        steps.append(session.run([train_op, *net.fetches])[1:])
-        return steps[-1][0], len(steps) == DRAWS
-
-    with slimguard.instrument(on_nan='skip', logdir=logdir):
-        net = Net(dtype)
-        slim.learning.train(
-            net.train_op(),
-            logdir,
-            train_step_fn=train_step,
-            save_interval_secs=0,
-            save_summaries_secs=0,
-        )
-    return steps
-
-
 @pytest.mark.parametrize(
     ('loop', 'dtype'),
     [
         (in_train, tf.float32),
         (in_monitored, tf.float64),
-        (in_watched, tf.float32),
         (unedited_plain, tf.float64),
-        (unedited_slim, tf.float32),
     ],
 )
 def test_it_is_what_a_hook_sees_bit_by_bit(loop, dtype, tmp_path):

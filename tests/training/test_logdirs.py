@@ -14,7 +14,7 @@ import slimguard
 from slimguard.__main__ import main
 from slimguard.checkpoints.repair import repair
 from slimguard.checkpoints.state_file import StateFileError
-from slimguard.training.occupancy import occupied
+from slimguard.training.training import occupied
 from tests.helpers.checkpoints import newest, write
 from tests.helpers.children import ROOT, environment
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from slimguard.training import gate_step, loop
+from slimguard.training import loop, step_runner
 from slimguard.training.training import Training
 from tests.helpers.models import Counted, Linear, LogLines, checkpoint_at, train_quietly
 
@@ -516,15 +516,16 @@ class Asking(tf1.train.SessionRunHook):
 
 @pytest.fixture
 def fast_steps(monkeypatch):
-    """What the steps of a test came to that were done in one call."""
+    """The loss and the global step of each step that was done in one run."""
     done = []
-    run = gate_step.GateStep.run
+    run = step_runner.StepRunner._run_once
 
-    def spy(self):
-        done.append(run(self))
-        return done[-1]
+    def spy(self, *args):
+        loss, should_stop = run(self, *args)
+        done.append((loss, self.step_now(None)))
+        return loss, should_stop
 
-    monkeypatch.setattr(gate_step.GateStep, 'run', spy)
+    monkeypatch.setattr(step_runner.StepRunner, '_run_once', spy)
     return done
 
 
@@ -542,8 +543,8 @@ class TestInOneCall:
         monkeypatch.setattr(tf1.Session, '_run', spy)
         hooks = [slimguard.NanLossHook(model.loss)]
         loss = train(train_op, number_of_steps=10, hooks=hooks)
-        assert [done.told.step for done in fast_steps] == list(range(1, 11)) and not runs
-        assert loss == fast_steps[-1].values and type(loss) is np.float32
+        assert [step for _, step in fast_steps] == list(range(1, 11)) and not runs
+        assert loss == fast_steps[-1][0] and type(loss) is np.float32
 
     def test_it_logs_and_stops_as_slim_does(self, fast_steps):
         said = []
@@ -603,7 +604,7 @@ class TestInOneCall:
         asking = Asking(lambda run: Args([model.loss] * (run % 25)))
         train(train_op, number_of_steps=60, hooks=[asking])
         assert [len(values) for values in asking.values] == [run % 25 for run in range(60)]
-        losses = [done.values for done in fast_steps]
+        losses = [loss for loss, _ in fast_steps]
         assert all(value == losses[run] for run in range(60) for value in asking.values[run])
 
     @pytest.mark.full

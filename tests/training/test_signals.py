@@ -401,12 +401,6 @@ def training(logdir, changes, patience, number_of_steps=10):
     return Started('-c', code, logdir, number_of_steps, patience)
 
 
-def train_to_end(logdir, number_of_steps):
-    with training(logdir, '', LONG, number_of_steps) as child:
-        assert child.wait() == 0
-    assert checkpoint_at(logdir) == (number_of_steps, [])
-
-
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_ends_the_process_where_a_step_never_ends(number, tmp_path):
     with training(tmp_path, STEP_WAITS, SHORT) as child:
@@ -426,23 +420,6 @@ def test_a_step_that_ends_while_the_state_before_it_is_saved_is_saved_as_well(tm
         child.wait_for('SIGTERM; the step is done, saving before the end')
         assert child.wait() == -signal.SIGTERM
     assert checkpoint_at(tmp_path) == (4, [])
-
-
-@pytest.mark.full
-def test_a_third_ctrl_c_ends_a_step_that_never_ends(tmp_path):
-    train_to_end(tmp_path, 2)
-    with training(tmp_path, STEP_WAITS, LONG) as child:
-        child.wait_for('waiting')
-        for said in (
-            'Ctrl-C; the step under way is finished first',
-            'Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs',
-            'Ctrl-C again; ending at once',
-        ):
-            child.send(signal.SIGINT)
-            child.wait_for(said)
-        assert child.wait() == 128 + signal.SIGINT
-    assert checkpoint_at(tmp_path) == (2, [])
-    train_to_end(tmp_path, 6)
 
 
 @pytest.mark.parametrize('order', [('SIGTERM', 'SIGINT'), ('SIGINT', 'SIGTERM')], ids='-'.join)
@@ -503,13 +480,6 @@ _LOOPS = {
 train_op = train_op_by(slimguard)
 hook = slimguard.NanLossHook(loss, preemption_seconds=seconds)
 with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, hooks=[hook]) as session:
-    while not session.should_stop():
-        session.run(train_op)
-""",
-    'watch': """
-train_op = train_op_by(slimguard)
-with slimguard.watch(tf1.Session(), logdir=logdir, preemption_seconds=seconds) as session:
-    session.run(tf1.global_variables_initializer())
     while not session.should_stop():
         session.run(train_op)
 """,

@@ -7,7 +7,6 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.diagnosis import bundle, replay
-from slimguard.gate import gate_of
 from tests.helpers.loops import LOOPS, Given, cells
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 from tests.helpers.summaries import events_in
@@ -141,32 +140,10 @@ class TestWhatIsKept:
         assert 'times the median' in incident.reason
         assert bundle.read(incident.bundle).history is None
 
-    def test_without_history_no_step_computes_it(self, tmp_path):
-        model = Linear()
-        train_op = slimguard.create_train_op(model.loss, model.optimizer)
-        names = ops_that_run(train_op, tmp_path, history=0)
-        with_history = ops_that_run(train_op, tmp_path, history=1)
-        assert any(name.endswith('/row') for name in with_history)
-        assert not any(name.endswith('/row') or 'measures' in name for name in names)
-
     @pytest.mark.parametrize('history', [-1, 1.5, True, '200', None])
     def test_a_bad_history(self, history, tmp_path):
         with pytest.raises(ValueError, match='history must be an int'):
             trained(tmp_path, (), 0, history=history)
-
-
-def ops_that_run(train_op, logdir, history):
-    """The names of the ops of a step of the loop that knows no hooks but the watcher."""
-    graph = tf1.get_default_graph()
-    gate = gate_of(train_op)
-    metadata = tf1.RunMetadata()
-    with tf1.Session(graph=graph) as plain:
-        hook = slimguard.NanLossHook(gate.loss, history=history)
-        with slimguard.watch(plain, hooks=[hook]) as session:
-            session.run(tf1.global_variables_initializer())
-            options = tf1.RunOptions(output_partition_graphs=True)
-            session.run(train_op, options=options, run_metadata=metadata)
-    return [node.name for part in metadata.partition_graphs for node in part.node]
 
 
 @pytest.mark.full

@@ -143,7 +143,6 @@ class _Build:
         told = announce(plan, flags, feeds.watched, feeds.untold, end.undone)
         bad = _flags_at_end(flags, updated, end.good, told)
         announced = outcome_of(bad, value, step.train_op)
-        quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), value)
         values = {key(t): value_after_step(t, *at) for t in plan.values}
         untold_count = feeds.untold.count_after(announced.bad)
         measures = measure(plan, sums, self._home, announced)
@@ -153,7 +152,6 @@ class _Build:
         return Gate(
             original=step.train_op,
             announced=announced,
-            quiet=quiet,
             labels=tuple(flags.labels),
             watched=feeds.watched,
             untold=feeds.untold,

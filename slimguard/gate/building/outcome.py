@@ -52,21 +52,17 @@ def global_step_after(token: tf.Tensor) -> Optional[tf.Tensor]:
         return tf.identity(step)
 
 
-def outcome_of(
-    bad: tf.Tensor, value: Optional[tf.Tensor], original: Optional[TrainOp] = None
-) -> Outcome:
+def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], original: TrainOp) -> Outcome:
     """The outcome of a step, read once `bad` is there.
 
     Args:
       bad: bool vector, a flag for each label of the gate.
       value: what the train op is to return, or None.
-      original: the given train op, if this outcome's is to name it as the one that it guards.
+      original: the given train op, which the guarded one names.
     """
     with tf.control_dependencies([bad]):
         written = ops.none_of(bad, name='written')
-        said = {}
-        if original is not None:
-            said[_GUARDS] = tf1.AttrValue(s=tf.compat.as_bytes(original.name))
+        said = {_GUARDS: tf1.AttrValue(s=tf.compat.as_bytes(original.name))}
         inputs = [] if value is None else [value]
         made = tf_private.create_op(
             bad.graph,

@@ -164,6 +164,7 @@ class GateWatcher(tf1.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         self.take(run_context, self.runs.run_for(run_context), run_values.results)
 
+    @with_short_traceback
     def take(self, run_context, run: Optional[Run], values: Any) -> None:
         """Reads what was asked for, and handles the incidents that it tells of.
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.gate import Told
-from slimguard.gate.building.announcement import Untold
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import look_again
 from tests.helpers import gate_models
@@ -91,25 +90,6 @@ class TestQueues:
         slimguard.train(train_op, str(tmp_path), number_of_steps=2, hooks=hooks)
         first = ['start_queue_runners', 'start_standard_services']
         assert order == (first if asks else first[::-1])
-
-    @pytest.mark.full
-    @pytest.mark.parametrize('who', ['train', 'a hook'])
-    def test_are_filled_once_the_training_is_watched(self, tmp_path, monkeypatch, who):
-        """Beside threads that begin to fill queues each new kind of run takes ten times as long."""
-        model = Linear()
-        order = []
-        watch = Untold.watch
-
-        def noting(untold, session):
-            order.extend([] if untold.watches(session) else ['watch'])
-            watch(untold, session)
-
-        monkeypatch.setattr(Untold, 'watch', noting)
-        self.note_calls(monkeypatch, 'start_queue_runners', order)
-        hooks = {'hooks': [slimguard.NanLossHook(model.loss)]} if who == 'a hook' else {}
-        train_op = slimguard.create_train_op(model.loss, model.optimizer)
-        slimguard.train(train_op, str(tmp_path), number_of_steps=2, **hooks)
-        assert order == ['watch', 'start_queue_runners']
 
     def note_calls(self, monkeypatch, name, order):
         original = getattr(tf1.train.Supervisor, name)

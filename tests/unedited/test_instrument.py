@@ -121,7 +121,7 @@ def test_raise_is_the_default_and_slims_loop_saves_before_it(tmp_path):
 @pytest.mark.parametrize(
     'arguments, words',
     [
-        ({'on_nan': 'ignore'}, "on_nan='ignore'"),
+        ({'on_nan': 'ignore'}, "on_nan: unknown policy 'ignore'"),
         ({'max_loss': -1}, 'positive finite number'),
         ({'max_bundles': 0}, 'at least 1, not 0'),
     ],

@@ -21,7 +21,7 @@ from slimguard.graph.sessions import SessionWrapper
 from slimguard.graph.single_runs import run_once
 from slimguard.system.log import log
 
-# How often a save is tried if a gate may just be undoing a NaN, and the seconds in between.
+# How often to try a save while a gate may be undoing a NaN, and the seconds between two tries.
 _TRIES, _PAUSE = 5, 0.05
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])

@@ -19,13 +19,13 @@ _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# The files that a save leaves if it is cut short: beside a checkpoint's own files, and in all.
+# The files that an interrupted save leaves: beside a checkpoint's own files, and all of them.
 _TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
 _LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
 # How TensorFlow's errors, from 1.15 to 2.21, say that a disk is full: their class,
 # ResourceExhaustedError, also stands for a lack of memory.
 _FULL = ('No space left on device', 'Disk quota exceeded')
-# How they name the file that was to replace another, and is left behind.
+# How the errors name the file that was to replace another, and stays behind.
 _UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
@@ -82,7 +82,7 @@ def remove_files(names: List[str]) -> None:
             else:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
         except (OSError, tf.errors.OpError):
-            continue  # it is gone; or a folder of an object store, which goes with its files
+            continue  # removed; or a folder of an object store, which goes with its files
 
 
 def reason_of(error: tf.errors.OpError) -> str:
@@ -117,7 +117,7 @@ def link(path: str, other: str) -> None:
         second = other + name[len(path) :]
         try:
             os.link(name, second)
-        except OSError:  # another file system than a local disk
+        except OSError:  # not on a local disk
             tf.io.gfile.copy(name, second, overwrite=True)
 
 
@@ -134,7 +134,7 @@ def paths_in(folder: str) -> Iterator[str]:
         path = os.path.join(folder, prefix)
         shards = [n for n in names if re.match(re.escape(prefix) + r'-\d{5}-of-\d{5}$', n)]
         if prefix + '.index' not in there and prefix not in there and shards:
-            path += '-?????' + shards[0][len(prefix) + 6 :]  # as V1 names its shards together
+            path += '-?????' + shards[0][len(prefix) + 6 :]  # V1 names its shards together
         if prefix + '.index' in there or prefix in there or shards:
             yield path
 

@@ -71,7 +71,7 @@ class FiniteSaver(tf1.train.Saver):
             self._saver = tf1.train.Saver(var_list, **settings)
         self.refused: List[Incident] = []
         self.failure: Optional[tf.errors.OpError] = None
-        # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
+        # The Supervisor saves from a thread of its own, while a rollback may restore.
         self.lock = threading.RLock()
         self._saved: Optional[str] = None
         self._listed: List[str] = []  # the saver's list after that save
@@ -137,7 +137,7 @@ class FiniteSaver(tf1.train.Saver):
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 is_saved = True
                 self._saved, self._listed = saved, list(self.last_checkpoints)
-                if session.written is not None:  # else a good one stays there
+                if session.written is not None:  # else a good checkpoint stays there
                     _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:

@@ -96,7 +96,7 @@ class Restorer:
         return self._saver.lock if is_ours else contextlib.ExitStack()
 
 
-# How many values are compared, from the smallest weights on.
+# How many values are compared, the smallest weights first.
 _MOST_COMPARED = 1000
 
 

@@ -19,26 +19,28 @@ from slimguard.checkpoints.variables import all_variables, assign, read_variable
 from slimguard.system import memory
 from slimguard.system.log import log
 
-# A state is trusted after this many good steps; the next one is kept after as many at the earliest.
+# A state is trusted after this many good steps; the gap to the next state is at least as long.
 PROBATION = 10
-# The next one is kept after an eighth of the steps so far, if more; after so many steps at most.
+# The gap to the next state is an eighth of the steps so far, and at most so many steps.
 _SHARE, _MOST_STEPS = 8, 200
-# Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
-# less often; but a state is kept each time that the number of steps has doubled.
+# Reading this many bytes takes a step's time at most. For states N times as large the gap is N
+# times as long, but no longer than the number of steps so far.
 _BYTES = 32 << 20
 # A state is ruined, and not kept, if its loss is so many times that of all older states and of the
 # first steps. A loss that rises for another reason does not rise so far.
 _RUINED = 10.0
-# The weights are ruined now if the last losses are so many times the usual one. It is more than ten
-# since bad steps are not skipped then, and the losses of two networks that compete rise tenfold.
+# The weights are ruined now if the last losses are so many times the usual one. The factor is above
+# ten because slimguard skips no bad step then, and the losses of two networks that compete may rise
+# tenfold.
 _RUINED_NOW = 100.0
-# The first ten steps exploded if their median loss is so many times the first loss, and 1.
+# The first ten steps exploded if their median loss is so many times the first loss, or so many
+# times 1 if that is larger.
 _EXPLODED = 1000.0
-# The loss of a state is the median over so many good steps before it; that of the first steps is
-# the median over as many. With few images in a batch any single loss may be small.
+# The loss of a state, and that of the first steps, is the median over so many good steps. With few
+# images in a batch any single loss may be small.
 _LOSSES = 10
-# The loss now is the median of so many. And so many steps in a row that are far out of bounds are
-# not to be blamed on their batches.
+# The loss now is the median of so many good steps. After so many spikes in a row the weights are to
+# blame, not the batches.
 _FEW = 3
 _OF_FEW = 'the median of the last %d good steps' % _FEW
 
@@ -92,9 +94,9 @@ class Snapshots:
         self._size: Optional[int] = None  # the bytes of each
         self._states = KeptBySteps(most)
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
-        self._spikes = 0  # since the last good step or return
+        self._spikes = 0  # since the last good step or rollback
         self._first_loss: Optional[float] = None
-        # Counts of good steps: at the last return, and at the snapshot that it went to, if to one.
+        # Counts of good steps: at the last rollback, and at the snapshot that it restored, if any.
         self._went_back_at: Optional[int] = None
         self._went_back_to: Optional[int] = None
 
@@ -118,7 +120,7 @@ class Snapshots:
             self._losses.append(abs(float(loss)))
             if self._first_loss is None and len(self._losses) == _LOSSES:
                 self._first_loss = _usual_at_first(self._losses)
-        # Soon after a return the older ones may still be needed.
+        # Soon after a rollback the older snapshots may still be needed.
         if self.most and self._states.is_due(self.good) and not self.is_soon:
             if not self._is_far_above():
                 self._take(session)

@@ -20,7 +20,7 @@ from slimguard.system import files
 
 # While a FiniteSaver writes a checkpoint anew, the old one has this in its name.
 SPARE = '.spare'
-# No state file is so large; TensorFlow would read it whole.
+# No state file is larger; TensorFlow would read all of it.
 _MOST_BYTES = 64 << 20
 
 
@@ -153,7 +153,7 @@ def _readable_size(path: str) -> Optional[int]:
         if not files.is_file(path) and files.exists(path):  # to read a FIFO, say, would block
             waits = not files.is_dir(path)
             raise StateFileError('%s is no regular file' % path, _WAITS if waits else _BEGINS_ANEW)
-        # Opened here, since TensorFlow reports a missing right and a damage alike.
+        # Opened here, since TensorFlow reports missing rights and damage alike.
         with files.open_to_read(path) as file:
             file.read(1)
             return files.size_of(file)

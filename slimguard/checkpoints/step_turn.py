@@ -21,7 +21,8 @@ from slimguard.compat import tf_callers
 # that saves.
 _LONGEST_HOOK = 10.0
 
-# And how many in all for a step of an unknown loop: the step may be waiting for that thread.
+# How many seconds in all a save waits for a step of an unknown loop: the step may be waiting for
+# that thread.
 _LONGEST_STEP = 60.0
 
 _KEPT_AS = '_slimguard_step_turn'
@@ -118,8 +119,8 @@ class StepTurn:
         with self._lock:
             since = time.monotonic()
             waits = not self.is_mine and not _impatient.is_set
-            # A waiting step goes first, unless it waits for this very thread. The thread that
-            # saves may wait for this one, too, and then neither would end: hence the time limit.
+            # A waiting step goes first, unless it waits for this very thread. The thread that saves
+            # may wait for this one, too; the time limit ends such a deadlock.
             while self._waits and waits and me not in self._savers:
                 if not self._changed.wait(_LONGEST_HOOK):
                     break

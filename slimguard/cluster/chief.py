@@ -36,7 +36,7 @@ class Chief:
         self._entry = entry
         self._replicas = replicas
         self._logdir = logdir
-        # What has been done on the way to an open round.
+        # The parts of opening a round that are done.
         self._has_begun = self._is_clear = False
 
     @property

@@ -23,7 +23,7 @@ from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
 _NO_RECORD_CODE = 1
-# The most that people want to see: a damaged record may have thousands.
+# No reader wants more lines, and a damaged record may have thousands.
 _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
 

@@ -41,7 +41,7 @@ def is_waiting(thread: threading.Thread) -> bool:
         frame = frame.f_back
     if frame is not None and str(frame.f_globals.get('__name__')).endswith(_GRAPH_LOCKS):
         return False
-    # A thread that starts another waits for no more than its first instruction.
+    # A thread that starts another waits only for its first instruction.
     return not calls.isdisjoint(['join', 'wait']) and 'start' not in calls
 
 

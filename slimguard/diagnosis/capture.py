@@ -152,7 +152,7 @@ class Capture:
         return device
 
     def _build(self) -> None:
-        # `watched` is switched, not the predicate itself: see gate/builder.py.
+        # `watched` is switched, not the predicate itself: see gate/building/builder.py.
         is_good = self.gate.is_good
         bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]

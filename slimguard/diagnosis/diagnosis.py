@@ -6,7 +6,7 @@ from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.graph.source_lines import Line
 from slimguard.system.texts import in_one_line
 
-# The phases in which a step was given what is bad: then it is no explosion.
+# The phases in which a step got bad values from outside: then it is no explosion.
 GIVEN = ('input', 'variable', 'constant')
 
 

@@ -11,7 +11,7 @@ from slimguard.incidents import advice
 
 # Weights grow this large only in a training that diverges.
 LARGE_WEIGHT = 1e6
-_MOST_NAMED = 4  # rows; of more their number is told
+_MOST_NAMED = 4  # name at most so many rows; of more, only count them
 # A row is far larger than others if it is this many times as large as their median.
 _FAR = 1e4
 

@@ -29,8 +29,8 @@ class Culprit(NamedTuple):
     is_norm: bool = False
 
 
-# A mask of the values that break the precondition; a whole sentence if there is nothing to count;
-# None if nothing breaks it.
+# A mask of the values that break the precondition; a whole sentence if they cannot be counted; None
+# if no value breaks it.
 Broken = Union[np.ndarray, str, None]
 
 _LARGEST = {
@@ -107,8 +107,8 @@ def is_empty(what: str) -> Callable[..., Broken]:
     return lambda culprit, x, *_: '%s of an empty tensor' % what if x.size == 0 else None
 
 
-# Overflows. The largest number that the result can be is compared with the end of the dtype. If it
-# is beyond, a non-finite result was too large: finite sums and products go wrong in no other way.
+# Overflows. The largest possible result is compared with the end of the dtype's range. If it is
+# beyond, a non-finite result was too large: finite sums and products fail in no other way.
 
 
 def overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broken]:

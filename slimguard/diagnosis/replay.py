@@ -70,7 +70,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
         _complain(path, str(error))
     except tf.errors.OpError as error:
         _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has ended
         raise
     except Exception as error:  # a bundle can make libraries fail in unforeseen ways
         _complain(path, '%s: %s' % (type(error).__name__, error))
@@ -226,7 +226,7 @@ def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) 
     else:
         how += ' the step is clean.'
     reason_with_it = _reason_of(whole.labels, bundle.incident)
-    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and was said
+    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and was printed before
         reason_with_it = ''
     return '\n'.join(
         [

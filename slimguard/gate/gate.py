@@ -156,8 +156,8 @@ class Gate:
 
 def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
     """The gates of a graph, by the names of the given train op and of the guarded one."""
-    # On the graph itself, so that it goes when the graph goes. A collection would make
-    # `export_meta_graph` warn about what it cannot serialize.
+    # On the graph itself, so that it lives as long as the graph. For a collection,
+    # `export_meta_graph` would warn that it cannot serialize it.
     known = getattr(graph, _KEPT_AS, None)
     if known is None:
         known = {}

@@ -24,7 +24,8 @@ from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of
 
-# The names of a kernel's learning rate, the first that it has. AddSign has an `alpha` besides.
+# The names of a kernel's learning rate; the first one that the kernel has counts. AddSign also has
+# an `alpha`.
 _RATES = ('lr', 'alpha')
 _ADDED = ('value', 'updates')
 # Ops that add to a variable, or subtract from it.
@@ -76,8 +77,8 @@ class LearningRates:
             self._set = tf.raw_ops.LookupTableInsertV2(
                 table_handle=table, keys=where, values=self._value
             )
-            # Nothing tells whether a session has seen an op, and so runs it with its old inputs. So
-            # an op that no step runs gets a new input as well, which leaves a sign.
+            # TensorFlow does not say whether a session has seen an op, and so would run it with its
+            # old inputs. So an op that no step runs gets a new input as well, as a mark.
             no_sign = tf.constant(0.0, tf.float64)
             self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
             self._leave_sign = tf.raw_ops.LookupTableInsertV2(

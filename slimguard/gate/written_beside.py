@@ -22,7 +22,7 @@ MOST_NAMES = 5
 class OutsideTheGateError(ValueError):
     """A write beside a train op stays outside its gate, or would."""
 
-    of = 'the update of'  # stands before the name that it comes with
+    of = 'the update of'  # put before the name of the update
 
 
 def written_beside(

@@ -70,5 +70,5 @@ def fixed_run(
 def _own(values: List[Any]) -> List[Any]:
     for place, value in enumerate(values):
         if isinstance(value, np.ndarray):
-            values[place] = value.copy()  # one after the other, so that not all are there twice
+            values[place] = value.copy()  # one by one, to need the memory of one copy only
     return values

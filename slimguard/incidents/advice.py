@@ -5,7 +5,7 @@ from typing import Optional, Sequence
 
 from slimguard.system import texts
 
-# By the words with which a diagnosis names the cause; the first that it has is taken.
+# By the words that a diagnosis uses for the cause; the first match counts.
 BY_CAUSE = {
     'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
     'rsqrt of 0': 'Keep the input above 0: tf.math.rsqrt(tf.maximum(x, 1e-7)); count steps from 1.',

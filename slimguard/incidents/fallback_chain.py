@@ -34,9 +34,9 @@ class FallbackChain:
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
-        self._returns = 0  # as the record has them: a rollback that fails is none
+        self._returns = 0  # as in the record: a rollback that failed does not count
         self._factor: Optional[float] = None
-        self._told = 0, 0  # the numbers of skipped steps and of returns that were last told
+        self._told = 0, 0  # the numbers of skipped steps and of rollbacks that the log last gave
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()

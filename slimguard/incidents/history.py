@@ -37,7 +37,7 @@ def norm_of(row: np.ndarray) -> float:
 
 # A learning rate jumps this many times; a number surges this many times over its median.
 _JUMP, _SURGE = 3.0, 10.0
-_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # steps: at least before a jump, at most until a surge
 # The losses of this many last steps do not count as usual: they may be part of the explosion.
 _LAST = 10
 # The weights are ruined if the last loss is _RUINED times all usual ones. While there are none, it

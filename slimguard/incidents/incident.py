@@ -133,7 +133,7 @@ _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 't
 
 # The attributes that are numbers and may be NaN or Inf.
 _NUMBERS = ('loss', 'gradient_norm', 'gradient_norm_ratio')
-# Those that are finite; a step is a whole one.
+# The attributes that are finite numbers; a step is a whole number.
 _FINITE = ('step', 'time', 'learning_rate')
 
 

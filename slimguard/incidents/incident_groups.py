@@ -69,7 +69,7 @@ def by_kind(items: Sequence[_T], incident_of: Callable[[_T], Any]) -> List[List[
     incidents = [incident_of(item) for item in items]
     causes: Dict[Tuple[str, ...], Set[str]] = {}
     for each in incidents:
-        # Data are looked at in any case: what is not examined has none that are bad.
+        # Drawn values are always checked, so an incident that was not examined has no bad data.
         if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
             causes.setdefault(symptom_of(each), set()).add(_cause_and_line(each))
     kinds: Dict[str, List[_T]] = {}

@@ -26,7 +26,7 @@ _DONE = {
 }
 # The number of bad rows that are remembered.
 _MOST_ROWS = 10000
-# The log tells the first incidents of a kind in full, and of the others only what was done.
+# The log gives the first incidents of a kind in full, and of later ones only the action.
 _IN_FULL = 2
 _NO_RECORD = (
     'no record of incidents is kept, as no logdir is known; pass '
@@ -159,7 +159,7 @@ class Journal:
         kind = symptom if cause is None else kind_of(cause)
         first, times = self._kinds.get(kind, (self.count, 0))
         self._kinds[kind] = first, times + 1
-        # Where a cause was told in full, its symptom need not be.
+        # If a cause was logged in full, its symptom need not be.
         self._kinds.setdefault(symptom, (first, _IN_FULL))
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
@@ -188,7 +188,7 @@ def _in_short(incident: Incident, why: str) -> str:
 
 def _done(incident: Incident, done_by: str) -> str:
     """What became of the update and of the training."""
-    if incident.action in ('error', 'interrupted'):  # `why` tells by what
+    if incident.action in ('error', 'interrupted'):  # `why` names the signal or the error
         return incident.update
     done = _DONE.get(incident.action or '', 'left to %s' % done_by)
     if incident.restored is not None:

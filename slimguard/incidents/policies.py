@@ -14,20 +14,23 @@ if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies 
     from slimguard.incidents.incident import Incident
 
 
-# Kinds of causes, for policies. The batch is at fault, or what a sum over it came to, and not the
-# weights: the next batch may be good.
+# Kinds of causes, for policies. The batch is at fault, or a sum over it, and not the weights: the
+# next batch may be good.
 BATCH = 'batch'
-# Numbers grew until they overflowed. From an older state, with a smaller rate, they may not.
+# Numbers grew until they overflowed. From an older state, with a smaller learning rate, they may
+# not.
 EXPLOSION = 'explosion'
-# Neither the batch nor the weights are at fault: the same comes again, whatever the policy does.
+# Neither the batch nor the weights are at fault: the same failure comes again, whatever the policy
+# does.
 COMES_AGAIN = 'comes again'
-# Variables are at fault, and no batch: the next batch meets the same. An older state may be good.
+# Variables are at fault, and no batch: the next batch fails in the same way. An older state may be
+# good.
 STATE = 'state'
 
 # `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
-# The most bad batches in a row that may be chance. For more, over half of all batches would have to
-# be bad.
+# So many bad batches in a row may be chance, but no more: else over half of all batches would have
+# to be bad.
 _BY_CHANCE = 100
 
 
@@ -82,7 +85,7 @@ class PolicyState:
         self.steps += 1
         self.in_a_row += 1
         self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
-        # Variables that a step is to write may have been lost since, and are restored.
+        # Variables that a step is to write may have been lost since, and are then restored.
         self.in_vain = cause == STATE and not state_lost and not self.good
 
     def note_skipped(self) -> None:

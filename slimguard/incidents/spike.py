@@ -222,7 +222,7 @@ class Largest:
         if not value > self._largest:
             return 0.0
         before, self._largest = self._largest, value
-        # A loss may be near zero by chance, and among the first steps all may be.
+        # A single loss may be near zero by chance, and so may all of the first steps.
         floor = max(before, 1.0) if self.count <= _FIRST else before
         return value / before if before and value > _FAR_BEYOND * floor else 0.0
 

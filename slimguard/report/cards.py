@@ -29,7 +29,7 @@ charts, no_charts = _imported()
 _ENDED = ('raise', 'stop', 'error')
 _MOST_KINDS = 20
 
-Draw = Callable[[Any, str], Any]  # of a chart and its name
+Draw = Callable[[Any, str], Any]  # draws a chart under a name
 
 
 class Fact(NamedTuple):

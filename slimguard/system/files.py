@@ -237,7 +237,7 @@ def write_atomically(
     making = '%s.making-%s' % (path, uuid.uuid4().hex)
     gfile = _gfile() if is_remote(path) else None
     try:
-        # 'x': a link that somebody has put there is not followed.
+        # 'x': do not follow a link that somebody has put there
         with open(making, 'xb') if gfile is None else gfile.GFile(making, 'wb') as file:
             file.write(content)
         if check is not None:

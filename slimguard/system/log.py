@@ -21,7 +21,7 @@ def log() -> logging.Logger:
     its handlers print what is logged here. No message begins with 'slimguard': the logger's name
     says it in the formats of Python and TensorFlow, and the file's name in absl's.
     """
-    import tensorflow as tf  # only now, as readers of a record need none
+    import tensorflow as tf  # imported only now, since readers of a record do not need it
 
-    _LOGGER.parent = tf.get_logger()  # which makes its handler when it is first asked for
+    _LOGGER.parent = tf.get_logger()  # TensorFlow makes its handler at the first call
     return _LOGGER

@@ -16,7 +16,7 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.system import files
 from slimguard.system.log import log
 
-# So many bytes of the file are read: it has some forty.
+# At most so many bytes of the file are read: it has some forty.
 _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
 

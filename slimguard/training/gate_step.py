@@ -86,7 +86,7 @@ class GateStep:
         counts = [each.quiet_count for each in self._beside]
         evidence = dict.fromkeys(watcher.evidence_of(gate) for watcher in watchers)
         targets = [each.fetch for each in evidence if each is not None]
-        # A tuple of single fetches is what is read soonest.
+        # A tuple of single fetches is the quickest to read.
         self._fetches = (*own, fetches, *counts, *targets)
 
     def run(self, feed_dict=None, options=None, run_metadata=None) -> Done:

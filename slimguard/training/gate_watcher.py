@@ -53,7 +53,7 @@ class GateWatcher(tf1.train.SessionRunHook):
       job: the part that the process takes in a job of several processes, or None.
     """
 
-    # Whether what runs write beside their train op goes through the gate, or is told of, elsewhere.
+    # Whether another part handles writes beside the train op: gates them, or warns of them.
     _guards_beside = False
 
     def __init__(
@@ -150,7 +150,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
-            # The first rank's variables come to the others once all hooks have the session.
+            # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
             self._preparation.enter(session, at_once)
 
@@ -261,7 +261,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.job.end()
 
     def _told_by(self, gate: gates.Gate, has_history: bool, is_kept: bool) -> tf.Tensor:
-        self._training.capture(gate)  # it may have been guarded after the hook began
+        self._training.capture(gate)  # the train op may have been guarded after the hook began
         teller = getattr(self.evidence_of(gate) if is_kept else None, 'capture', gate)
         return teller.row if has_history else teller.untold_count
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, Entry, norm_of, row_of
 
-# Says whether summaries are due now; once for each time that they are.
+# Whether summaries are due now; true once for each time that they are.
 IsDue = Callable[[], bool]
 
 
@@ -37,7 +37,7 @@ def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
     return summary
 
 
-# Gives what takes the entry of each good step of a gate, by what its tags begin with.
+# By the prefix of its tags, what takes the entry of each good step of a gate.
 Summaries = Callable[[str], Callable[[Entry], None]]
 
 

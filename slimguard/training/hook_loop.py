@@ -54,10 +54,11 @@ class HookLoop:
         self._graph = graph
         self._calling = calling
         self._has_ended = self._hears = False
-        self._open = contextlib.ExitStack()  # what is given back when the session is closed
+        self._open = contextlib.ExitStack()  # what to undo when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         checkpoints = saver = None
-        # In a job its place tells who saves; but what is restored first is looked at before.
+        # In a job, the place of the process says who saves. But slimguard checks first what a
+        # session restores.
         saves = calling.is_chief if handed.makes_sessions else True
         saved_to = _saved_to(directory, calling) if _trains(graph) else None
         if saved_to is not None and saves is not False:
@@ -192,8 +193,8 @@ def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> Finite
 
 def _listen_to_close(session, loop: HookLoop) -> None:
     """Has `loop.close` called in place of `session.close`, once."""
-    here = weakref.ref(session)  # as the session itself holds what is made here
-    before = vars(session).get('close')  # of another hook
+    here = weakref.ref(session)  # weak, since the session itself holds this function
+    before = vars(session).get('close')  # from another hook
 
     @with_short_traceback
     def close() -> None:

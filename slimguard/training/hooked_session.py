@@ -61,7 +61,7 @@ class HookedSession(SessionWrapper):
     def make_callable(self, fetches, feed_list=None, accept_options=False):
         """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
         elements = fetched_elements(fetches, self.graph)
-        # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
+        # A QueueRunner's thread runs the op that fills a queue; no hook may raise or stop there.
         fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
         if fills_queue or self._gated(fetches) is None:
             return self._session.make_callable(fetches, feed_list, accept_options)
@@ -78,7 +78,7 @@ class HookedSession(SessionWrapper):
         run_metadata = run_metadata or tf1.RunMetadata()
         if calls.run_options is not None:
             given = calls.run_options, run_metadata
-        # As a MonitoredSession asks: such a step is prepared, see prepared_runs.py.
+        # As a MonitoredSession asks. Such a step is prepared: see prepared_runs.py.
         both = {'loop': fetches, **calls.fetches}
         if self._has_others:
             self._hook_fetches.require_gated(both, feeds, key_of(both))

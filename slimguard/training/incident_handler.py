@@ -31,7 +31,7 @@ from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery, call_on_rollback
 
-# How much of an error's message is told in the record, in characters.
+# How many characters of an error's message the record has.
 _LONGEST = 300
 
 
@@ -55,7 +55,7 @@ class _Now(threading.local):
     def __init__(self, otherwise: Policy):
         self.handled: Optional[OpenIncident] = None
         self.policy = otherwise  # that of the last incident
-        self.acting = ''  # the name of what is running of the user's
+        self.acting = ''  # the name of the user's callable that is running
 
 
 class IncidentHandler:
@@ -238,7 +238,7 @@ class IncidentHandler:
           ends_job: whether the end of this training is that of the job.
         """
         handled = self._now.handled or OpenIncident(incident, self._replaced)
-        handled.take(incident)  # a subclass may hand on one that tells more
+        handled.take(incident)  # a subclass may pass on an incident that says more
         incident = handled.note(action=self._now.policy.action)
         if incident.action == 'skip' and not incident.held:
             raise ValueError(_NOT_HELD % ', '.join(incident.tensors))
@@ -316,7 +316,7 @@ def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:
     if handled.bad_rows is not None:
         return advice.for_bad_data(handled.bad_rows, handled.incident.bundle, skips)
     if handled.kind == COMES_AGAIN:
-        return None  # it was said that nothing here changes it
+        return None  # a log line said that nothing here changes it
     if handled.kind == BATCH:
         return advice.for_a_bad_batch(skips)
     if handled.incident.state_lost or handled.phase == 'variable':
@@ -369,14 +369,14 @@ NO_LOGDIR = (
     'saves to'
 )
 
-# What ends a step, and is no failure of the handling: the policy's own error, and what makes a
-# process of a job begin a new session.
+# Errors that end a step without a failure of the handler: the policy's own, and the errors after
+# which a process of a job begins a new session.
 _ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 
 # The action where a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
 
-# What a loop takes for the end of the input: it would leave as if all were well.
+# An error that a loop takes for the end of the input: it would leave as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 

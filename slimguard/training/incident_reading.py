@@ -47,7 +47,7 @@ def by_run(found: Sequence[Reading]) -> List[List[Reading]]:
       Lists of one incident. Where several gates refused the batch of the last run, theirs are in
       one list, at the end and the gravest first.
     """
-    # A gate tells of the last run last; what is beside the steps, a thread runs.
+    # A gate reports the last run last; a thread runs the writes beside the steps.
     last = {each.gate: each for each in found if each.gate is not None and not each.gate.is_beside}
     if len(last) < 2:
         return [[each] for each in found]

@@ -134,7 +134,7 @@ class SlimLoop:
             self._leave_by(error)
             raise
         if self._watcher.incident_count > incidents:
-            self._runner.forget_step()  # a policy may have set it back
+            self._runner.forget_step()  # a policy may have set the step back
             loss = math.nan if self._loss is None else self._loss
         self._loss = loss
         should_stop = should_stop or session.stop_requested or self._signals.is_asked

@@ -41,5 +41,5 @@ def occupied(logdir: str) -> Iterator[None]:
                     logdir,
                 )
             except OSError:
-                pass  # there are no locks here; or a write there will say what is wrong
+                pass  # there are no locks here, or the next write will report the error
         yield

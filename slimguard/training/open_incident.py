@@ -26,7 +26,7 @@ class IncidentList:
     def __init__(self):
         self.incidents: List[Incident] = []
         self.count = 0
-        self._forgotten: Counter[str] = collections.Counter()  # by what was done
+        self._forgotten: Counter[str] = collections.Counter()  # by action
         self._lock = threading.Lock()  # threads that train may handle incidents at once
 
     def add(self, incident: Incident) -> None:

@@ -79,11 +79,11 @@ class PreparedRuns:
     def _prepare(self, asked, session, fetches, feeds: dict) -> Optional['_PreparedRun']:
         if len(self._known) >= self._most:
             return None
-        self._known[asked] = None  # what cannot be prepared is not tried again
+        self._known[asked] = None  # do not try again to prepare a run that cannot be
         try:
             self._known[asked] = _PreparedRun(session, fetches, feeds)
         except (TypeError, ValueError, KeyError, tf.errors.OpError):
-            pass  # the session says it in the words of a run
+            pass  # the session raises its own error for such a run
         return self._known[asked]
 
 
@@ -219,7 +219,7 @@ def prepare_steps(session) -> Callable[[], None]:
         return lambda: None
     is_local = session.sess_str in ('', b'')
     prepares = is_local and tf_callers.is_method_of_sessions(of_class)
-    here = weakref.ref(session)  # as the session holds what is made here
+    here = weakref.ref(session)  # weak, since the session holds this function
 
     def run_by_class(session, *args):
         return tf1.Session.run(session, *args)  # as it is now: a profiler replaces it for a while
@@ -230,7 +230,7 @@ def prepare_steps(session) -> Callable[[], None]:
         if not _is_step(fetches):
             return run_by_class(here(), fetches, feed_dict, options, run_metadata)
         asked = key_of(fetches)
-        if 'caller' in fetches:  # those of a `HookedSession` it looks at itself
+        if 'caller' in fetches:  # a `HookedSession` handles its own runs
             hook_fetches.require_gated(fetches, feed_dict, asked)
         if prepares and tf1.Session.run is of_class:
             return steps.run(here(), fetches, feed_dict, options, run_metadata, asked)

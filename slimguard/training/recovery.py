@@ -41,7 +41,7 @@ class Recovery:
         self._restorer = restorer
         self._snapshots = snapshots
         self._back_off = back_off
-        # The state that was gone back to last, by its name, and its global step.
+        # The state that the last rollback restored, by its name, and its global step.
         self._went_back_to: Optional[str] = None
         self._went_back_step: Optional[int] = None
         self._limits: Optional[Histories] = None
@@ -204,7 +204,7 @@ class Recovery:
         if not job.takes_part:
             handled.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
             return False
-        # They all restore what a new session does.
+        # All processes restore the state with which a new session begins.
         if job.is_chief:
             handled.note(restored=self._restorer.newest())
         if job.is_chief and handled.incident.restored is None:

@@ -14,7 +14,7 @@ from slimguard.diagnosis.draws import Draws
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
 
-# A loop that makes what it fetches or feeds anew for each step has no use for what is known.
+# If a loop makes its fetches or feeds anew for each step, remembering them is of no use.
 _MOST_KNOWN = 1000
 
 _KEPT_AS = '_slimguard_inner_feeds'
@@ -24,7 +24,7 @@ class RunKinds:
     """What is known of runs that come again: of the same fetches, with the same feeds within."""
 
     def __init__(self) -> None:
-        # With a copy of what is fetched, so that nothing else gets the ids in its key.
+        # With a copy of the fetches, so that no other object gets the ids in the key.
         self._known: Dict[Any, Tuple[Any, Any]] = {}
 
     def of(
@@ -64,7 +64,7 @@ def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
     """
     if not feed_dict or not isinstance(feed_dict, dict):
         return ()
-    # By the ids of what is fed, which is kept so that nothing else gets them.
+    # By the ids of the fed tensors, which are kept so that no other object gets them.
     memory = getattr(graph, _KEPT_AS, None)
     if memory is None:
         memory = {}

@@ -9,7 +9,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.training.incident_reading import Reading
 
-# Seconds to wait before each look. Their sum is longer than putting back takes.
+# Seconds to wait before each look. Together they are longer than another process takes to restore a
+# variable.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The labels of what was not finite before the step.
 _LOST = ('before', 'state')
@@ -35,7 +36,7 @@ def look_again(session, reading: Reading) -> Reading:
     verdict = gate.explain(bad)
     if any(bad):
         reason = verdict.reason + '; it read a weight that another process was putting back'
-    else:  # its update was not begun, as that found the weight so
+    else:  # its update did not begin, since the gate found the weight bad
         verdict = gate.explain(reading.bad)
         reason = verdict.reason + '; another process was putting that back'
     incident = dataclasses.replace(

@@ -19,7 +19,7 @@ from slimguard.training.incident_reading import Reading
 
 # The default number of steps to keep.
 STEPS = 200
-# So many steps say what norm is usual, where no `Spike` says it.
+# So many steps define the usual norm if no `Spike` does.
 _WINDOW = 100
 
 
@@ -91,7 +91,7 @@ class StepHistory:
 
     def note_good(self, entry: Entry) -> None:
         """Notes a step that was written."""
-        # As Python's numbers: a handful of numpy's takes several times as long.
+        # As Python's numbers: the same with numpy's numbers takes several times as long.
         measures = entry[2] if isinstance(entry, tuple) else entry[LOSS:]
         loss, _, *half_squares = measures.tolist()
         norm = math.sqrt(2 * sum(half_squares))
@@ -110,7 +110,7 @@ class StepHistory:
         times = of_loss.note(abs(loss)), of_norm.note(norm)
         if not any(times):
             return
-        self._largest = None  # it is told once
+        self._largest = None  # the warning comes once
         is_loss = bool(times[0])
         step, before = row_of(entry)[STEP], of_loss.count - 1
         losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
@@ -198,7 +198,7 @@ class StepHistory:
                 continue
             if kind == 'limit' and self._is_above(max_loss, value):
                 continue
-            # Where a value is not finite, that is what is to be said of it.
+            # If a value is not finite, the incident says that instead.
             is_said = 'value' in kinds and not math.isfinite(value)
             said[kind] = '' if is_said else _times(name, value, usual)
         return said

@@ -52,7 +52,7 @@ class StepRunner:
         self._runs_in = runs_in
         self._hooks = hooks
         self._train_step_fn = train_step_fn
-        self._schedule = schedule  # None also where one call would not do what slim's step does
+        self._schedule = schedule  # None also if a single call cannot do what slim's step does
         self._traces = traces
         self._in_one_call: Optional[GateStep] = None
         self._step_before: Optional[int] = None

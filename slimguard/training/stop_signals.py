@@ -81,11 +81,11 @@ class StopSignals:
         self._is_acting = False
         self._is_interrupted = False  # KeyboardInterrupt was raised, or will be after the save
         self._is_of_another = False  # another rank has heard the signal
-        self._tell_the_end: Optional[Exchange] = None  # to the other ranks, once all are to end
-        # No locks, as the handler may run in the midst of anything.
+        self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
+        # No locks, as the handler may run in the middle of anything.
         self._has_step_ended = self._has_left = False
         self._saves_before: Optional[int] = None  # the number of saves when the first signal came
-        # What the thread was told. The handler may get two signals as one.
+        # The signals that reached the thread. The handler may get two signals as one.
         self._heard: Set[int] = set()
         self._ctrl_cs = 0
         self._deadline: Optional[float] = None
@@ -123,7 +123,7 @@ class StopSignals:
     def __exit__(self, *_) -> None:
         self.leave()
 
-    # What a loop tells.
+    # What the loop reports.
 
     def watch(self, session) -> None:
         """Saves the state of this session from now on."""
@@ -180,7 +180,7 @@ class StopSignals:
         """The signal to act by in the end: who sends SIGTERM may kill the process soon."""
         return signal.SIGTERM if signal.SIGTERM in self._heard else self._in_the_end
 
-    # In the main thread: what the handler calls.
+    # What the handler calls in the main thread.
 
     def on_signal(self, number: int) -> None:
         """Sets the flag, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
@@ -220,8 +220,8 @@ class StopSignals:
             return True
         if not self._loop_asks or self._open_session() is None:
             return False
-        # The loop may end as it should, with all that its hooks do at the end. If no step comes,
-        # the thread sees to SIGTERM. Who has pressed Ctrl-C does not wait for that.
+        # Let the loop end by itself, with its hooks' `end`. If no step comes, the thread acts on
+        # SIGTERM. After Ctrl-C the user does not wait for that.
         return number == signal.SIGTERM
 
     def _act(self) -> None:
@@ -244,7 +244,7 @@ class StopSignals:
         session = self._current()
         return None if session is None or tf_private.is_closed(session) else session
 
-    # Where ranks train together.
+    # If ranks train together.
 
     def _has_ranks(self) -> bool:
         """Whether the steps are run by several ranks, which end together."""
@@ -273,7 +273,7 @@ class StopSignals:
         except Exception as error:
             log().warning('another rank has not ended as it should: %s', error)
 
-    # In the thread: it sees to it that the training ends if the main thread hears of nothing.
+    # In the thread, which ends the training if the main thread does not react.
 
     def on_wakeup(self, number: int) -> None:
         """A signal has come, of which the main thread may hear or not."""
@@ -347,7 +347,7 @@ def is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-# What is said before a signal ends the process: no exit handlers are run then.
+# The last words before a signal ends the process, since no exit handlers run then.
 last_words: List[Callable[[], None]] = []
 
 
@@ -372,7 +372,7 @@ def _say_last_words() -> None:
     for say in last_words:
         try:
             say()
-        except Exception:  # stderr may be written to just now, and the end is due
+        except Exception:  # another writer may hold stderr, and the end is due
             pass
 
 
@@ -387,7 +387,7 @@ def _exit(status: int) -> None:
         try:
             if child.daemon:
                 child.terminate()
-        except Exception:  # it has ended, or the process that looks after it has
+        except Exception:  # it has ended, or the process that manages it has
             pass
     _say_last_words()
     os._exit(status)
@@ -437,7 +437,7 @@ class _Listener:
         # A thread that frees a session cannot put handlers back; the next signal does it.
         is_last = self.trainings == [training] and is_main_thread()
         if is_last:
-            self._end_thread()  # from now on all that came is known
+            self._end_thread()  # from here on all signals so far are known
         training.tell_saved()
         if is_last:
             self._put_back(signal.SIGTERM)
@@ -480,7 +480,7 @@ class _Listener:
             ours = there == self._sender.fileno()
             signal.set_wakeup_fd(self._old_wakeup_fd if ours else there)
         except (OSError, ValueError):
-            pass  # whose it was has closed it
+            pass  # its owner has closed it
 
     def _put_back(self, number: int) -> None:
         """Puts back the handler that was there before, where it is ours that is there now."""
@@ -499,7 +499,8 @@ class _Listener:
         if self.trainings:
             self.trainings[-1].on_signal(number)
             return
-        # All have left, in another thread, or a handler of the program's own still calls this one.
+        # All trainings have ended in another thread, or a handler of the program still calls this
+        # one.
         if self._thread is not None:
             self._end_thread()
         for each in _DEFAULTS:
@@ -527,12 +528,12 @@ class _Listener:
                 try:
                     os.write(self._old_wakeup_fd, received)
                 except OSError:
-                    pass  # full or closed; Python says so where it is its own
+                    pass  # full or closed; Python reports it for a pipe of its own
             if self._handles(received[0]):
                 for told in self.trainings[-1:]:
                     told.on_wakeup(received[0])
 
-    # A child that is forked has no such thread, and nobody has asked it to end.
+    # A forked child has no such thread, and nobody has asked it to end.
 
     def leave_in_child(self) -> None:
         """Puts all back in a child."""
@@ -548,9 +549,9 @@ class _Listener:
 _listener = _Listener()
 
 
-# What Python calls around a fork, in the thread that forks; it cannot be taken back.
+# Called by Python around a fork, in the thread that forks; it cannot be unregistered.
 
-# By thread, as several may fork at once: the signals that are held up meanwhile.
+# By thread, since several may fork at once: the signals that are blocked meanwhile.
 _held_up = threading.local()
 
 
@@ -559,7 +560,7 @@ def _before_fork() -> None:
 
     It would tell the parent's thread of it and forget it, where without us it would have ended.
     """
-    # Also where nothing is heard: another thread may begin before the process is forked.
+    # Also without handlers: another thread may install them before the process is forked.
     _held_up.numbers = set(_DEFAULTS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
 

@@ -30,11 +30,11 @@ def take_reins(
       retried: a context for making it, with which an error leads to one more.
       needs_queues: whether the queues are to run at once.
     """
-    # slim asks before each step. It must not leave its loop but by way of a step, or else the
-    # hooks' `end` is not called where a thread asked to stop.
+    # slim asks before each step. It must leave its loop only from within a step: else the hooks'
+    # `end` is not called if a thread asked to stop.
     tf_private.replace_method(supervisor, 'should_stop', has_ended)
-    # The hooks of a MonitoredSession find its queues running. slim starts them soon, and those
-    # that ran dry must not be started twice. Sooner than hooks ask for it is too soon: what is run
+    # The hooks of a MonitoredSession find its queues running. slim starts them soon, and queues
+    # that ran dry must not be started twice. Starting them before a hook asks is too soon: a run
     # beside threads that begin to fill queues waits for them.
     threads: Any = None
     if needs_queues:

@@ -35,7 +35,7 @@ class TrainingSettings(NamedTuple):
     progress: bool = False
     preemption_seconds: float = SECONDS
     spike: AnySpike = None
-    history: Optional[int] = None  # STEPS, where nobody says another number
+    history: Optional[int] = None  # STEPS, unless a number is given
 
     def require(self) -> 'TrainingSettings':
         """These, as they are used; raises TypeError or ValueError for a bad one."""

@@ -59,7 +59,7 @@ class Run:
         known = [each.loss for each in found if each.loss is not None] if loss is None else [loss]
         self._knows_loss = bool(known)
         self._global_step = graphs.global_step(graph)
-        self._session: Callable[[], Any] = lambda: None  # that was watched last
+        self._session: Callable[[], Any] = lambda: None  # the step that was watched last
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
@@ -119,7 +119,7 @@ def _note(
     """Notes the step of a run; of those in `told`, which the last may be, more is known then."""
     if row[IS_GOOD]:
         history.note_good(row)
-    elif told:  # of threads that train in one session, one may take what another's step told
+    elif told:  # one thread of a session may get the report of another's step
         told[-1] = history.note_bad(row, told[-1], max_loss)
 
 
@@ -318,7 +318,7 @@ class WatchedRuns:
         """Says that a run is not watched, where there is no training of the hook's loss at all."""
         if any(map(self._is_mine, gates.gates_of(graph).values())):
             return
-        assert self._loss is not None  # without one all gates are the hook's
+        assert self._loss is not None  # without a loss all gates are the hook's
         name = of_others[0].original.name
         if name not in self._told_of:
             self._told_of.add(name)
@@ -376,7 +376,7 @@ def _updates_unguarded(elements: list) -> bool:
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
     """Whether a run without a gate is a step: it trains, or there is nothing else to go by."""
     needed = graphs.ancestors([op_of(element) for element in elements])
-    if gates.gates_of(graph):  # what trains here is guarded, and this may look at the loss only
+    if gates.gates_of(graph):  # it is guarded here, and this hook may watch the loss only
         return any(map(graphs.is_apply, needed))
     writes = graphs.Writes(graph)
     return loss.op in needed or any(op in writes for op in needed)

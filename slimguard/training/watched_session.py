@@ -45,7 +45,7 @@ class WatchedSession(HookedSession):
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
-        # Also if nobody closes the session: before Python takes its modules apart.
+        # Runs even if nobody closes the session: before Python unloads its modules.
         atexit.register(_give_back, weakref.ref(self), os.getpid())
 
     @with_short_traceback
@@ -56,7 +56,7 @@ class WatchedSession(HookedSession):
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'
             )
-        if self._is_new:  # only now is there what the user runs first, such as an initializer
+        if self._is_new:  # now there is what the user runs first, such as an initializer
             self._is_new = False
             for watcher in watchers_in(self._hooks):
                 watcher.runs.watch(self._session)
@@ -120,7 +120,7 @@ def _look_at_save(prefix: str) -> None:
 
 def _give_back(session: 'weakref.ReferenceType[WatchedSession]', process: int) -> None:
     watched = session()
-    if watched is not None and os.getpid() == process:  # it is no fork's
+    if watched is not None and os.getpid() == process:  # not in a fork
         watched._give_back()
 
 
@@ -199,7 +199,7 @@ def watch(
     hooks, _ = with_watcher(hooks, on_nan, settings)
     # A job may ask for a new session, and nothing here could make one.
     training = Training(settings, makes_sessions=False)
-    # As a MonitoredSession's: it raises whatever a thread reports.
+    # Like a MonitoredSession's coordinator, it raises any error that a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:
         stack.enter_context(handed(hooks, training))

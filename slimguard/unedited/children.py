@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
 # `multiprocessing` sends a child a dictionary; the child reads the keys that it knows.
 _KEY = 'slimguard'
 _TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
-# The name with which a fork server is begun, which runs nothing of the script's itself.
+# The name under which `multiprocessing` begins a fork server, which runs no code of the script.
 _OF_A_FORK_SERVER = 'ignore'
 
 
@@ -61,6 +61,6 @@ def before_tensorflow(guard: Callable[[], object]) -> None:
         if builtins.__import__ is import_after_guard:
             builtins.__import__ = original
         guard()
-        return builtins.__import__(name, *args, **kwargs)  # may be that of the names of 1
+        return builtins.__import__(name, *args, **kwargs)  # may be the TensorFlow 1 names
 
     builtins.__import__ = import_after_guard

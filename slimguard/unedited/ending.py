@@ -175,7 +175,7 @@ class Account:
             said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
         if self.saved_at_signal:
             said += '; ' + self.saved_at_signal
-        is_ours = self.actions.keys() & {'raise', 'stop'}  # what has ended the script
+        is_ours = self.actions.keys() & {'raise', 'stop'}  # the error that ended the script
         if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         return ('%s; %s' % (said, by_itself) if by_itself else said) + self.see()
@@ -238,7 +238,7 @@ class Ending:
         terminal.complain(where + str(self._seen))
 
     def _become_fork(self) -> None:
-        # What was seen before is the parent's to tell.
+        # The parent reports the earlier steps.
         vars(self._seen).update(vars(Account()))
         self._become('a fork')
 
@@ -247,8 +247,8 @@ class Ending:
         self._process, self._child = os.getpid(), child
 
     def _say_at_end_of_child(self) -> None:
-        # A child of `multiprocessing` may run no `atexit`; and what was to be run instead before
-        # it began with its work, it has forgotten.
+        # A child of `multiprocessing` may run no `atexit`, and it drops finalizers that were
+        # registered before its work began.
         multiprocessing.util.Finalize(None, self.say, exitpriority=-100)
 
 

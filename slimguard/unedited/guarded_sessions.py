@@ -84,8 +84,8 @@ _NO_CALLABLE = (
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # Any thread may export, such as a Supervisor's. TensorFlow fails on an op that another thread
-    # is just making: the graph lists it before it knows it.
+    # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
+    # making an op, which the graph lists before it is complete.
     with lock:
         return original(*args, **kwargs)
 
@@ -132,15 +132,15 @@ class GuardedSessions:
         patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 
-    # What takes the place of TensorFlow's methods.
+    # Replacements of TensorFlow's methods.
 
     def _open(self, original, session, *args, **kwargs):
         original(session, *args, **kwargs)
         if self._inside:
             return
         note_opened(session)
-        # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
-        # that hears them already, and finishes its step.
+        # Other threads, which may run its steps, cannot raise it. The session of slim's loop
+        # already gets signals, and finishes its step.
         self._signals.enter_if_first()
 
     @with_short_traceback
@@ -196,7 +196,7 @@ class GuardedSessions:
             log().warning('%s.', self.seen.jump)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
+        # For a list, TensorFlow's method runs the session's own `run`; otherwise the session below.
         is_below = feed_list is None and not self._inside
         step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:
@@ -240,7 +240,7 @@ class GuardedSessions:
                 kept_on(session.graph, 'told_nan_beside', lambda: True)
                 log().warning(_NAN_BESIDE, self._settings.on_nan)
 
-    # Beneath.
+    # The sessions below.
 
     def _step_of(
         self, session, fetches, fed: Sequence[tf.Tensor] = (), *more

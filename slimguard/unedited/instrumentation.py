@@ -205,11 +205,12 @@ class Instrumentation:
         def create_train_op(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
             if self._skips_first():
-                # The gate checks all the same, and no session that is guarded lets the check raise.
-                # After `uninstrument` the train op stays guarded: there it would end a plain loop.
+                # The gate checks all the same, and no guarded session lets the check raise. After
+                # `uninstrument` the train op stays guarded; there a check that raises would end a
+                # plain loop.
                 bound.arguments['check_numerics'] = False
             made = original(*bound.args, **bound.kwargs)
-            # What runs a loop or function is guarded, when a session runs that.
+            # A session guards the op that runs a loop or function.
             return made if is_made_inside(made) else learning.guard_new(made)
 
         return create_train_op
@@ -222,7 +223,7 @@ class Instrumentation:
                 # It saves nothing. The guarded sessions guard it, and keep a record all the same.
                 return original(*args, **kwargs)
             self._warn_of_another(logdir)
-            directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own
+            directory = files.as_logdir(logdir) if logdir else ''  # the code may use `chdir`
             kwargs = dict(self._defaults(kwargs), **kwargs)
             watcher = _watcher_in(kwargs)
             noted = watcher, watcher.actions(), directory, *args

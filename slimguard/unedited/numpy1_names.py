@@ -15,7 +15,7 @@ def _asscalar(a: Any) -> Any:
     return a.item()
 
 
-# Names that are there under another one, where numpy has that.
+# Names that numpy has under another name.
 _RENAMED = (
     'Inf=inf Infinity=inf PINF=inf infty=inf NAN=nan NaN=nan bool8=bool_ complex_=complex128 '
     'float_=float64 string_=bytes_ unicode_=str_ alltrue=all sometrue=any product=prod '
@@ -45,7 +45,7 @@ def uninstall() -> None:
 def _dropped() -> Dict[str, Any]:
     """The names that the installed numpy lacks, and what they meant."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # numpy has something to say of names it will have again
+        warnings.simplefilter('ignore')  # numpy warns of names that it will have again
         meant: Dict[str, Any] = {name: getattr(builtins, name) for name in _BUILTINS}
         meant.update(long=int, unicode=str, NINF=-np.inf, asscalar=_asscalar)
         for pair in _RENAMED:

@@ -19,7 +19,7 @@ from slimguard.graph.sessions import Inside
 from slimguard.system import texts
 from slimguard.unedited.patches import Patches, kept_on
 
-# How many losses are named where they are not known to be one.
+# How many losses a line names if it is not known whether they count as one.
 _MOST_NAMES = 3
 
 
@@ -87,7 +87,8 @@ class OptimizerNotes:
         for loss in losses:
             if not graphs.is_seen_from(loss, op_of(train_op)):
                 return losses, '%s is made inside of a loop or branch' % loss.op.name
-            # An update may need less than the value of its loss: a placeholder less, or a batch.
+            # An update may need less than the value of its loss does: it may do without a
+            # placeholder, or a batch.
             if not _inputs_of(loss, fed) <= needed:
                 return losses, '%s needs an input that the update does without' % loss.op.name
         return losses, ''
@@ -136,7 +137,7 @@ class OptimizerNotes:
     def _gradients(self, original, ys, xs, grad_ys=None, *args, **kwargs):
         with self._inside:
             computed = original(ys, xs, grad_ys, *args, **kwargs)
-        # With a gradient of its own to begin with, it goes on from one that was computed.
+        # If it begins with a gradient, it continues from one that was computed before.
         if not self._inside and not any(each is not None for each in _flat(grad_ys)):
             for loss in _flat(ys):
                 self._note_loss(_unscaled(loss), list(zip(computed, _flat(xs))))

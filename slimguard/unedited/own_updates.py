@@ -20,8 +20,8 @@ from slimguard.graph import TrainOp, op_of
 from slimguard.system import texts
 from slimguard.unedited.shared_updates import each_once
 
-# So many updates are guarded that were built after others had been run. A gate is many ops, and
-# TensorFlow reads the whole graph before it runs a new one of them.
+# At most so many updates that were built after the first gate are guarded. A gate is many ops, and
+# TensorFlow reads the whole graph before it runs a new op.
 _MOST_LATE = 50
 
 
@@ -32,7 +32,7 @@ class UnguardedUpdateError(ValueError):
       name: the names of the variables that it writes.
     """
 
-    of = 'the update of'  # what the name is of that it comes with
+    of = 'the update of'  # put before the name of the variables
 
     def __init__(self, why: object, name: str):
         ValueError.__init__(self, str(why))
@@ -51,7 +51,7 @@ class OwnUpdates:
         self._graph = graph
         self._on_refusal = on_refusal
         self._first: Optional[int] = None  # the number of an op of the first gate
-        self._late = 0  # gates of what was built after that
+        self._late = 0  # gates for updates that were built after that op
 
     def among(
         self,
@@ -76,19 +76,19 @@ class OwnUpdates:
         updates = _Updates(self._graph)
         others = {id(each) for each in writing_among(once, self._graph, fed)}
         if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
-            return []  # as in most runs that train nothing: one look at all is the quickest
+            return []  # as most runs that train nothing: one look at all is quickest
         steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
         computed = [updates.computed(step) for step in steps]
         writing = [set(updates.writing(step)) for step in steps]
         held: Set[tf.Operation] = set()
         if any(map(_is_float, set().union(*computed))):
             held.update(*(ops for ops, variables in zip(writing, computed) if variables))
-        if held:  # all that the run writes, or nothing, but for constants
+        if held:  # hold all that the run writes, except constants
             held.update(*(filter(updates.is_given, ops) for ops in writing))
         held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
         first = {op for ops in writing for op in ops if updates.writes_any(op, without_value)}
-        # What comes after such a write is to come after the gate's, with what it writes itself; and
-        # the same holds for what is not to be held.
+        # Ops that run after such a write must run after its gate's write, so their own writes are
+        # held, too. The same holds for writes that are not held.
         _add_shared(held, writing)
         _add_shared(first, writing)
         if first:

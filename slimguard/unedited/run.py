@@ -12,16 +12,16 @@ from slimguard.unedited import tf1_names
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _RUNPY = runpy.run_path.__code__.co_filename
-# The script's traceback does not show these: plain Python would not be there.
+# Files that the script's traceback leaves out: they would not be there under plain Python.
 _ALWAYS_HIDDEN = (
     *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_gone.py', 'run.py')),
     _RUNPY,
 )
-# Nor all of slimguard, where it is not slimguard that failed.
+# The traceback also leaves out all of slimguard, unless slimguard itself failed.
 _OURS = os.path.join(os.path.dirname(_FOLDER), '')
 _OF_AN_INCIDENT = 'NanLossError'
 
-# What the script has left, which lives as long as the process, as under plain Python.
+# The script's globals, which live as long as the process, as under plain Python.
 _left: List[Dict[str, Any]] = []
 
 

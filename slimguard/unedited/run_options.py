@@ -39,7 +39,7 @@ class RunOptions(NamedTuple):
         if self.tf1:
             lent.callback(tf1_names.uninstall)
             tf1_names.install()
-        # These import TensorFlow, which the names of version 1 have to come before.
+        # These import TensorFlow, and the names of version 1 must be there before.
         from slimguard.unedited import ending, script_watcher
         from slimguard.unedited import instrumentation as instrumentations
         from slimguard.unedited.patches import Patches
@@ -51,7 +51,7 @@ class RunOptions(NamedTuple):
         if not is_the_callers:
             lent.callback(instrumentation.uninstrument)
         seen = instrumentation.sessions.seen
-        # Said once all else is, a traceback among it.
+        # Printed after everything else, even a traceback.
         ending.Ending(seen).register(is_spawned)
         patches = Patches()
         lent.callback(patches.undo)

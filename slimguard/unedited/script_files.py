@@ -98,7 +98,8 @@ class ScriptFiles:
             self.saves_of(graph).note_restored(saver, known, size)
             folder = os.path.dirname(restored)
             if files.is_dir(os.path.join(folder, 'slimguard')):
-                # A guarded training kept its record there. Other folders are somebody's to read.
+                # A guarded training kept its record there. Any other folder may belong to somebody
+                # else.
                 self.folders.note_resumed(graph, folder)
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:

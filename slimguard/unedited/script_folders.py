@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.unedited.patches import kept_already, kept_on
 
-# Where the records are kept of scripts that save nothing before their first incident.
+# The folder for records of scripts that save nothing before their first incident.
 FALLBACK = 'slimguard-logs'
 
 
@@ -28,7 +28,7 @@ class FallbackFolder:
         self._parent = os.path.abspath(FALLBACK)  # the script may go to another directory
         self._started = time.strftime('%Y%m%d-%H%M%S')
         self._path: Optional[str] = None
-        self._lock = threading.RLock()  # a signal may come in the midst
+        self._lock = threading.RLock()  # a signal may come in the middle
 
     def path(self) -> str:
         """Its path. Each start has its own: two may be of different scripts or processes."""
@@ -68,7 +68,8 @@ class ScriptFolders:
 
     def __init__(self, given: Optional[str]):
         self._given = given
-        # The folders of writers of summaries, each with what refers to the graph it was made in.
+        # The folders of summary writers, each with a reference to the graph in which the writer was
+        # made.
         self._writers: List[Tuple[str, Callable[[], Optional[tf.Graph]]]] = []
 
     def note_checkpoints(self, graph: tf.Graph, folder: str) -> None:

@@ -16,10 +16,10 @@ from slimguard.checkpoints.finite_saver import absolute_prefix
 from slimguard.checkpoints.first_state import FIRST, FirstStateRestorer
 from slimguard.checkpoints.rollback import Restorer, those_left_last
 
-# Beside the state files of the script, which go on naming what the script means by its newest.
+# Beside the script's own state files, which still name what the script calls its newest checkpoint.
 _STATE_FILE = 'checkpoint.slimguard-last'
 
-# So many of the checkpoints that were saved are looked at.
+# At most so many saved checkpoints are examined.
 _MOST = 20
 
 
@@ -28,7 +28,7 @@ class _Call(NamedTuple):
 
     save_path: str  # absolute: the script may go to another directory
     global_step: Any
-    args: Tuple[Any, ...]  # those after global_step
+    args: Tuple[Any, ...]  # the arguments after global_step
     kwargs: Dict[str, Any]
 
 
@@ -131,7 +131,7 @@ class ScriptSaves:
             )
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number
-        # The same ops, and a list of its own: the script's saver would delete its oldest.
+        # The same ops, but another list of checkpoints: the script's saver would delete its oldest.
         saver = tf1.train.Saver(saver_def=last.saver.saver_def)
         return saver.save(session, path + end, latest_filename=_STATE_FILE)
 

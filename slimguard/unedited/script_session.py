@@ -29,7 +29,7 @@ class ScriptSession(HookedSession):
         HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
         self._watcher = watcher
         self.training = watcher.training
-        # What replaced a session's `run` is not to be gone past.
+        # If other code has replaced the session's `run`, that code must stay in use.
         is_own = tf_callers.is_method_of_sessions(run)
         self._runs = PreparedRuns(run_of_session, MOST_KINDS if is_own else 0)
         self._gate_steps: Dict[GuardedStep, Optional[GateStep]] = {}
@@ -63,7 +63,7 @@ class ScriptSession(HookedSession):
             mine, _, stop_requested = gate_step.run(*given)
             self.note_stop(stop_requested)
         if self.stop_requested:
-            self.stop_requested = False  # for a loop that goes on all the same
+            self.stop_requested = False  # for a loop that continues all the same
             raise stop_error(self._watcher.incidents[-1])
         return mine
 
@@ -94,7 +94,7 @@ class _OfTensorFlow(SessionWrapper):
     """
 
     def __init__(self, session, run: Callable):
-        # Not the session itself: it is what this is kept by.
+        # A proxy, because the session is the weak key under which this object is kept.
         SessionWrapper.__init__(self, weakref.proxy(session))
         self._run = run
 

@@ -60,7 +60,7 @@ class ScriptSummaries:
     def __init__(self) -> None:
         self._known: Any = weakref.WeakKeyDictionary()  # the _OfSession of each session
         self._here = threading.local()
-        self._last: Callable[[], Any] = lambda: None  # the session that was first to train last
+        self._last: Callable[[], Any] = lambda: None  # the session that began to train last
 
     def install(self, patches: Patches) -> None:
         """Begins to listen."""

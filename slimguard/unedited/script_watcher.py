@@ -99,7 +99,8 @@ class ScriptWatcher(GateWatcher):
         self.histories.note_jump = self._note_jump
 
     def _look_around(self) -> tf_callers.CallingSession:
-        # Nobody looks: on older Pythons that keeps what a script's variables hold, as its session.
+        # Without a look at the callers: on older Pythons that would keep the script's variables
+        # alive, such as its session.
         return tf_callers.CallingSession([], None, [], False)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
@@ -114,7 +115,7 @@ class ScriptWatcher(GateWatcher):
 
     def before_step(self, session) -> None:
         GateWatcher.before_step(self, session)
-        if self._recovery is not None:  # it may have got known where the script saves
+        if self._recovery is not None:  # the script may have shown by now where it saves
             self._recovery.before_step(session)
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -131,8 +132,8 @@ class ScriptWatcher(GateWatcher):
         return self.recorded_in
 
     def end(self, session):
-        self._policies.tell()  # of all sessions together it is told elsewhere
-        self.histories.take_last_words()  # as well
+        self._policies.tell()  # the last line covers all sessions together
+        self.histories.take_last_words()  # the last line has these, too
         GateWatcher.end(self, session)
 
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:

@@ -141,7 +141,7 @@ def element_key(element: TrainOp) -> Any:
     return element if isinstance(element, tf.Operation) else key(element)
 
 
-# How many ops that a script built around an update are guarded before one of them runs.
+# How many ops built around an update are guarded before one of them runs.
 _MOST_ENDS = 4
 
 
@@ -156,15 +156,16 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         after = [taker for tensor in op.outputs for taker in tensor.consumers()]
         after += tf_private.ops_waiting_for(op)
         after = [each for each in after if not each.name.startswith(graphs.OURS)]
-        # A queue runner fills queues in a thread of its own. SyncReplicasOptimizer's chief updates
-        # so; its workers wait for the tokens that follow, which a gate of all of it would keep from
-        # them. So the update is guarded with the train op of the workers.
+        # A queue runner fills queues in a thread of its own. In this way the chief of a
+        # SyncReplicasOptimizer makes its update; the workers wait for the tokens that follow. A
+        # gate around all of it would keep the tokens from them, so the update is guarded with the
+        # workers' train op.
         if (not after or op in wanted) and not graphs.is_enqueue(op):
             is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
             ends.append(op.outputs[0] if is_value else wanted.get(op, op))
         waiting.extend(each for each in after if each not in seen)
         seen.update(after)
-    if len(ends) > _MOST_ENDS:  # a write to a resource variable makes a read that few ask for
+    if len(ends) > _MOST_ENDS:  # a resource write makes a read, which few fetch
         ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
     if len(ends) <= _MOST_ENDS:
         return ends

@@ -13,7 +13,7 @@ from slimguard.unedited.tf1_table import TABLE
 
 _ADDONS = ', in the package tensorflow-addons, whose last version is for TensorFlow 2.15'
 
-# What took the place of a package, or of a name in one. It goes for all that is below it.
+# What replaces a package, or a name in one; it also replaces all names below it.
 GONE = {
     'tf.contrib': 'slimguard gives what tf-slim and TensorFlow kept of it, and not this',
     'tf.contrib.bayesflow': 'use the package tensorflow-probability',

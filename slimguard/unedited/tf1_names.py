@@ -122,7 +122,7 @@ def _find(package: str, name: str) -> Any:
         except AttributeError:
             pass
     if package == 'tf.contrib' and can_be_imported(full_name):
-        return placeholder(full_name)  # it was there without an import of its own
+        return placeholder(full_name)  # it was there without an import of the script
     raise AttributeError(explain(full_name))
 
 
@@ -257,7 +257,7 @@ def note_module(name: str) -> None:
     global _scripts_file
     try:
         spec = importlib.util.find_spec(name.partition('.')[0])
-    except ValueError:  # of a module that is there, and says not whence
+    except ValueError:  # the module has no `__spec__`
         spec = None
     _scripts_file = '' if spec is None else spec.origin or ''
 

@@ -66,7 +66,7 @@ class Gated(NamedTuple):
 def name_of(train_op: TrainOp) -> str:
     """What a script calls a train op; not the name of our op that guards it."""
     op = op_of(gates.original_of(train_op))
-    # What `assign_sub` of a resource variable gives is read after the write.
+    # The value of `assign_sub` of a resource variable is read after the write.
     writes = op.control_inputs if op.type == 'ReadVariableOp' else []
     return writes[0].name if writes else op.name
 
@@ -111,7 +111,7 @@ class GuardedStep:
         if len(parts) == 1:
             quiet = _through_gates(fetches, parts, graph, [parts[0].gate.quiet.train_op])
             needed = graphs.ancestors(list(map(op_of, fetched_elements(quiet, graph))))
-            if op_of(parts[0].gate.bad) in needed:  # a script may fetch what it has of its own gate
+            if op_of(parts[0].gate.bad) in needed:  # a script may fetch tensors of its own gate
                 quiet = None
         return cls(
             tuple(part.gate for part in parts),
@@ -147,7 +147,7 @@ class TrainSteps:
         self._max_loss = max_loss
         self._on_refusal = on_refusal
         self._on_no_loss = on_no_loss
-        self._version = -1  # of the graph when all in it was guarded
+        self._version = -1  # the graph's version when all its train ops were guarded
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
         self._updates = SharedUpdates(graph, notes, self._gradient_writes)
@@ -168,7 +168,7 @@ class TrainSteps:
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
-        if has_token_queue(self._graph):  # a chief's is guarded with the train op of its workers
+        if has_token_queue(self._graph):  # a chief's is guarded with its workers' train op
             new = [update for update in new if not takes_accumulated(op_of(update))]
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
@@ -206,7 +206,7 @@ class TrainSteps:
         """
         knows_all = self._version == self._graph.version
         step = self._steps.of(self._make_step, fetches, fed, without_value)
-        if knows_all:  # what was added is no news
+        if knows_all:  # the ops that this added need no second look
             self._version = self._graph.version
         return step
 
@@ -226,7 +226,7 @@ class TrainSteps:
         parts, training = [], []
         for together in self._updates.by_update(elements, fed):
             watched = [part for part in map(_gated, together) if _is_watched(part, elements)]
-            if watched:  # by a hook of the script's own, which names what goes past that gate
+            if watched:  # by a hook of the script, which names the writes beside that gate
                 parts += watched
             else:
                 training.append(together)
@@ -313,7 +313,7 @@ class TrainSteps:
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
-        if without_value:  # of nothing there is no copy to go back to
+        if without_value:  # a variable without a value cannot be copied
             gives_first = [without_value.intersection(written_in([e], self._graph)) for e in others]
             others = [each for each, first in zip(others, gives_first) if not first]
         return written_beside(others, training[0], self._on_refusal)
@@ -336,12 +336,12 @@ class TrainSteps:
         if fed or is_sum:
             train_op = _group(map(op_of, elements), self._graph)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
-        if known is not None:  # an op at the end, of which the value was not asked for then
+        if known is not None:  # an op whose value was not asked for at that time
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
         loss = self._notes.loss_of(train_op, fed)
         max_loss = self._max_loss
-        for own in owns:  # what the script said itself
+        for own in owns:  # settings of the script's own `guard`
             loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
         return _ToGuard(train_op, loss, max_loss, values)

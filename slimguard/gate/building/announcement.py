@@ -50,7 +50,7 @@ def announce(
     with tf.control_dependencies([loud]):
         told = _print(plan, flags, step, loud)
         if plan.step.raises:
-            # The line comes first: TensorFlow's error puts a page of its own before the labels.
+            # The line comes first: TensorFlow's error prints a page of its own before the labels.
             with tf.control_dependencies([told]):
                 told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]

@@ -101,7 +101,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
         parts.append('not finite already before this step: ' + named('before', 'state'))
     elif named('state', 'written') and not parts:
         parts.append('not finite once updated: ' + named('state', 'written'))
-    elif named('state'):  # not 'written': the value that the forward pass wrote is named above
+    elif named('state'):  # not 'written': the forward pass wrote it, and is named above
         parts.append('not finite once updated: ' + named('state'))
     where = ' (on %s)' % named('rank') if named('rank') else ''
     names = (label.name for label in labels if label.kind != 'rank')

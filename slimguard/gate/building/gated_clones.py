@@ -86,7 +86,7 @@ class GatedClones:
         task = self._tasks.of(op)
         go = self._go[task].op
         if task is not self._tasks.home and op in self._plan.step.writes:
-            return [go]  # it has to wait for the copies, which are made there
+            return [go]  # it has to wait for the copies that are made there
         dies_anyway = any(
             needed in self._clones and needed.type not in _MERGES
             for needed in self._plan.step.needs(op)

@@ -85,7 +85,7 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
 
 def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
     rates = [check.tensor for check in plan.checks if check.is_learning_rate]
-    # The first, if there are several: it is that of most weights.
+    # If there are several, the first: most weights have it.
     scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
     known = [rate for rate in scalars if rate is not None]
     return (plan.losses[0] if plan.losses else None), (known[0] if known else None)

@@ -50,7 +50,7 @@ class Checks:
         """
         if train_op in self._are_same or exchange is None:
             return
-        with self._lock:  # of two train ops in one run, other ranks may ask in another order
+        with self._lock:  # if one run has two train ops, other ranks may ask in another order
             if train_op in self._are_same:
                 return
             told = [json.loads(each) for each in exchange('checks', json.dumps(self._words))]

@@ -6,7 +6,7 @@ from typing import Any, Set
 
 import numpy as np
 
-# The signals that end a training, in the order in which the ranks tell of them.
+# The signals that end a training, in the order in which ranks send them.
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,5 +43,5 @@ class SharedSignals:
                     training.on_shared_signal(number)
 
 
-# Those of this process.
+# The signals of this process.
 SIGNALS = SharedSignals()

@@ -36,7 +36,7 @@ class Told(NamedTuple):
     @property
     def is_bad(self) -> bool:
         """Whether the values tell of a bad step."""
-        # Each step asks this: to call a function of numpy's takes longer than its work.
+        # Each step calls this; a numpy function would take longer than the comparison.
         return 1 in self.bad.tobytes()
 
 
@@ -116,6 +116,6 @@ class Untold:
 
     def _take_all(self, session, size: tf.Tensor) -> List[Told]:
         run = functools.partial(single_runs.run_once, session)
-        with self._lock:  # to take from an empty area would wait
+        with self._lock:  # taking from an empty area would block
             taken = [run(self._take) for _ in range(run(size))]
         return [Told(**dict(zip(self._fields, values))) for values in taken]

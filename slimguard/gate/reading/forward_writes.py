@@ -21,7 +21,7 @@ from slimguard.graph.control_flow import SWITCHES, WAYS_OUT
 _MERGES = frozenset(['Merge', 'RefMerge'])
 _CHOOSES = _MERGES | frozenset('Select SelectV2 If StatelessIf Case StatelessCase'.split())
 _SCALES = frozenset('Mul MulNoNan RealDiv Div DivNoNan'.split())
-# Ops whose result is a count if all inputs are: arithmetic, as in a schedule, and no choice.
+# Ops whose result is a count if all inputs are counts: arithmetic, as in a schedule, but no choice.
 _COUNTS = frozenset(
     'Identity ReadVariableOp Cast Add AddV2 Sub Mul FloorMod FloorDiv Maximum Minimum Equal '
     'NotEqual Less LessEqual Greater GreaterEqual LogicalNot LogicalAnd LogicalOr RealDiv Div '
@@ -161,7 +161,7 @@ def _find_pickers(step: StepGraph, gated: Set[tf.Operation]) -> Set[tf.Operation
             counts[op] = taken
         elif op.type in _SCALES or (op.type in _CHOOSES and _is_only_written(op, step, needed)):
             continue
-        elif not all(t.dtype == tf.string for t in op.outputs):  # as of an Assert or a summary
+        elif not all(t.dtype == tf.string for t in op.outputs):  # such as an Assert or a summary
             pickers |= taken
     return pickers
 

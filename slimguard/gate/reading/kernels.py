@@ -18,8 +18,9 @@ from slimguard.graph import key
 
 _NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below one; numbers are compared in float64
 _ANY = (-1e12, 1e12)
-# The ranges of arguments in which kernels make finite numbers of small ones, the ends included.
-# Divisors are not so small that a gradient and a learning rate that pass the fast path overflow.
+# The ranges of arguments (both ends included) in which kernels make finite numbers of small ones.
+# Divisors are large enough that a gradient and a learning rate that pass the fast path do not
+# overflow.
 _RANGES: Dict[str, Tuple[float, float]] = {
     'beta': (0, 1),
     'beta1': (0, _NEARLY_ONE),

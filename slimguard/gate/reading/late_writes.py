@@ -222,7 +222,7 @@ class _LateWrites:
         if op.type == 'Sub' and graphs.constant_scalar(inputs[0]) == 1.0:
             return self._is_share(inputs[1])  # one minus a decay
         if factor in self._late:
-            if op.type == 'Minimum':  # of a decay, and a number that is less in the first steps
+            if op.type == 'Minimum':  # of a decay and a number that is smaller in the first steps
                 return self._is_share(inputs[0]) and self._is_never_negative(inputs[1])
             return op.type == 'Cast' and self._is_share(inputs[0])
         if graphs.variable_read(factor) in self._writes:

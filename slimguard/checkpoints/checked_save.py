@@ -1,8 +1,8 @@
-"""A Saver's save, read back before anybody is told of it: only what is whole and finite stays.
+"""A Saver's save, read back before it is published: only a whole and finite checkpoint stays.
 
 The Saver's own op writes the files, and the Saver writes its state file when that op has run. In
 between the checkpoint is read from the disk, every byte and every float. If it is not good, its
-files are removed, and what was there before under that name is put back.
+files are removed, and an earlier checkpoint of that name is put back.
 """
 
 import time
@@ -28,12 +28,12 @@ _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 
 
 class NotGood(Exception):
-    """A checkpoint is not to be published.
+    """A checkpoint must not be published.
 
     Attributes:
       found: what was found in it.
       path: its prefix.
-      step: the global step in its name, or else in it; or None.
+      step: the global step in its name, or else in the checkpoint; or None.
     """
 
     def __init__(self, found: Inspection, path: str):
@@ -104,7 +104,7 @@ class Saved(NamedTuple):
 
     @property
     def variable(self) -> Optional[tf.Operation]:
-        """The op of the variable that it is the value of; None for a computed value."""
+        """The op of the variable whose value it is; None for a computed value."""
         source = self.tensor
         while source.op.type == 'Identity':
             source = source.op.inputs[0]
@@ -112,7 +112,7 @@ class Saved(NamedTuple):
 
 
 def saved_by(graph: tf.Graph, saver_def: Any) -> Iterator[Saved]:
-    """What a Saver saves of a graph."""
+    """The tensors of a graph that a Saver saves."""
     save = graph.as_graph_element(saver_def.save_tensor_name)
     for op in graphs.ancestors([save.op]):
         if op.type in _SAVES:

@@ -1,6 +1,6 @@
-"""The files of checkpoints on disk, told by their names alone; none is opened.
+"""Finds the files of checkpoints on disk by their names; opens none.
 
-Also the files that a save leaves behind where it fails.
+Also finds the files that a failed save leaves behind.
 """
 
 import glob
@@ -30,7 +30,7 @@ _UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
 class Checkpoint(NamedTuple):
-    """What is known of a checkpoint without opening its files.
+    """The properties of a checkpoint that are known without opening its files.
 
     Attributes:
       path: the prefix, as `tf.compat.v1.train.Saver.restore` takes it.
@@ -91,11 +91,11 @@ def reason_of(error: tf.errors.OpError) -> str:
 
 
 def remove_half_written(path: str, error: tf.errors.OpError) -> None:
-    """Removes the files that TensorFlow leaves on a full disk: they take the room there was.
+    """Removes the incomplete files that TensorFlow leaves on a full disk, to free their room.
 
     Args:
       path: the prefix of the checkpoint.
-      error: why it could not be saved. If it tells of no full disk, nothing is removed.
+      error: why it could not be saved. Unless that is a full disk, nothing is removed.
     """
     if not any(said in error.message for said in _FULL):
         return

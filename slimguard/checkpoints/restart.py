@@ -18,7 +18,7 @@ from slimguard.system import files
 
 
 class Seen(NamedTuple):
-    """What the command says, and whether a restart finds what it should.
+    """The output of the command, and whether a restart resumes from a good checkpoint.
 
     Attributes:
       before: sentences on what was repaired.

@@ -64,7 +64,7 @@ class Snapshot(NamedTuple):
 
 
 class Snapshots:
-    """Copies of the variables in memory, spread over the steps so far, and which to go back to.
+    """Copies of the variables in memory, spread over the steps so far; chooses the one to restore.
 
     The newest is on probation. If there is no room for all of them, none is kept.
 
@@ -72,12 +72,12 @@ class Snapshots:
       graph: the graph.
       most: how many are kept.
       has_unlisted: whether they hold variables that no collection of the graph lists.
-      is_shared: whether other ranks have to keep the same states, and go back to the same: then
-        values that may differ between ranks, such as a loss or the free memory, decide nothing.
+      is_shared: whether other ranks have to keep and restore the same states. Then no value that
+        may differ between ranks, such as a loss or the free memory, decides anything.
 
     Attributes:
       most: as given; 0 if none is kept any more.
-      is_wanted: whether any were asked for; else nobody goes back.
+      is_wanted: whether any were asked for; if not, nothing restores them.
       good: how many good steps there were.
     """
 
@@ -132,14 +132,14 @@ class Snapshots:
 
     @property
     def is_soon(self) -> bool:
-        """Whether the last return was so recent that it seems to have been of no use."""
+        """Whether the last rollback was so recent that it seems not to have helped."""
         return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
 
     def trusted(self) -> Optional[Snapshot]:
         """The newest trusted snapshot, or None.
 
-        Soon after a return it is older than the snapshot that the training returned to; there is
-        none after a return to a checkpoint, as all snapshots are newer.
+        Soon after a rollback it is older than the snapshot that was restored. After a rollback to a
+        checkpoint there is none, since all snapshots are newer.
         """
         before = self._went_back_to or 0 if self.is_soon else self.good
         for each in self.kept:
@@ -159,15 +159,15 @@ class Snapshots:
         self._states.keep_only(lambda snapshot: False)
 
     def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
+        """Drops the snapshots taken before a restart: up to the last one of a step above `step`."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
             self._states.keep_only(lambda each: each.taken_at > max(later))
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
-        """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
+        """Notes a rollback to a snapshot or, if None, to a checkpoint.
 
-        Drops the snapshots after that one; after a return to a checkpoint, all of them.
+        Drops all newer snapshots; after a rollback to a checkpoint, all of them.
         """
         to = None if snapshot is None else snapshot.taken_at
         self._states.keep_only(lambda each: to is not None and each.taken_at <= to)
@@ -177,7 +177,7 @@ class Snapshots:
 
     @property
     def went_back_to(self) -> Optional[Snapshot]:
-        """The snapshot that the training last returned to, if it is still kept; else None."""
+        """The snapshot that the last rollback restored, if it is still kept; else None."""
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
     def ruin(self, is_last: bool = False) -> str:
@@ -243,7 +243,7 @@ def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
 class KeptBySteps:
     """States of a training, spread over its steps so far; the older they are, the fewer.
 
-    It asks no clock, so a busy machine keeps the same states as an idle one, and a rollback goes to
+    No clock decides, so a busy machine keeps the same states as an idle one, and a rollback goes to
     the same state on both.
 
     Args:
@@ -281,7 +281,7 @@ class KeptBySteps:
         return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
 
     def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
-        """After a return: drops all states but those that `is_kept`; the next step's is kept."""
+        """After a rollback: drops all states but those that `is_kept`; the next step's is kept."""
         self.states = [each for each in self.states if is_kept(each)]
         self._due = 0
 

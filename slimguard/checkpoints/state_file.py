@@ -42,7 +42,7 @@ class StateFileError(OSError):
 
 
 class DamagedStateError(StateFileError):
-    """A state file can be read but says nothing of use, so a better one may replace it."""
+    """A state file can be read but says nothing useful, so a better one may replace it."""
 
 
 class State(NamedTuple):
@@ -51,7 +51,7 @@ class State(NamedTuple):
     Attributes:
       newest: the checkpoint that is meant to be the newest.
       paths: all that are listed, the oldest first, `newest` the last.
-      as_read: what TensorFlow takes for the newest.
+      as_read: the checkpoint that TensorFlow takes for the newest.
     """
 
     newest: str
@@ -86,7 +86,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
 
 
 def newest_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]:
-    """The checkpoint that is meant to be the newest; None if no state file names one."""
+    """The checkpoint that the state file means as the newest; None if no state file names one."""
     try:
         state = read(logdir, latest_filename)
     except StateFileError:

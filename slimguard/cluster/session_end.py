@@ -20,7 +20,7 @@ _RESTARTING = (*NEW_SESSION, tf.errors.CancelledError)
 
 
 def as_aborted(error: tf.errors.OpError) -> tf.errors.AbortedError:
-    """The same error as an `AbortedError`, which slim answers with a new session."""
+    """The same error as an `AbortedError`, after which slim makes a new session."""
     return tf.errors.AbortedError(error.node_def, error.op, error.message)
 
 

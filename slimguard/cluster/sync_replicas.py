@@ -76,7 +76,7 @@ class Replicas:
         return bool(self._token)
 
     def release(self) -> None:
-        """Lets one process that waits for a token go on, if none is there."""
+        """Adds a token for one waiting process, if the queue is empty."""
         if any(size == 0 for size in self._table.run(self._waiting)):
             self._table.run(self._token)
 

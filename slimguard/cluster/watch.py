@@ -1,6 +1,6 @@
 """Watches the shared table while a session trains, and stops the session if others say so.
 
-A process hears of a rollback of its job here: the chief has begun a new round.
+Here a process learns of a rollback of its job: the chief has begun a new round.
 """
 
 import threading
@@ -62,7 +62,7 @@ class Watch:
             self._replicas.release()
 
     def _has_failed(self) -> bool:
-        """Whether a thread failed. If this was the one that hands out tokens, a step waits."""
+        """Whether a thread failed. Without the one that hands out tokens, a step waits for ever."""
         try:
             self.check()
         except Exception:

@@ -104,7 +104,7 @@ def _print_groups(record: Record) -> None:
 
 
 def _lines_of(group: Group) -> List[str]:
-    """A group for people: how often and when, then the cause and facts of its first incident."""
+    """A group as lines: how often and when, then the cause and facts of its first incident."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
     if group.not_examined:

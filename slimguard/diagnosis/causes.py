@@ -21,7 +21,7 @@ class Cause(NamedTuple):
       is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
       broken: a mask of the values that break the precondition; None if there is none.
-      at: which input breaks it, if that is one alone.
+      at: which input breaks it, if it is only one.
     """
 
     sentence: str

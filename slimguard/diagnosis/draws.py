@@ -19,7 +19,7 @@ _HANDLES = (tf.resource, tf.variant)
 
 
 class Draws:
-    """Answers which of a step's ops draw something from outside, or by chance.
+    """Finds the ops of a step that draw something from outside, or by chance.
 
     Args:
       graph: the graph.

@@ -40,9 +40,7 @@ _HAND_ON = SAME_NUMBERS | frozenset('Enter Exit Merge Switch NextIteration'.spli
 
 
 class MadeOf(NamedTuple):
-    """What a tensor is computed from.
-
-    Attributes:
+    """What a tensor is computed from. Attributes:
       draws: whether from anything that the step drew.
       floats: whether from a float variable: a weight, a moving average, a slot, but no counter.
       slots: whether from a float variable that the loss does not need, or from a value that the
@@ -209,10 +207,10 @@ class MeasuredStep:
         return written
 
     def _find_counters(self) -> Set[tf.Operation]:
-        """The float variables whose new values depend only on such variables, as a counter's do.
+        """The float counters: variables whose new values depend on other counters alone.
 
-        None that an optimizer trains is among them. Empty if the step writes no other variables:
-        then these are what it trains.
+        Variables that an optimizer trains do not count. Empty if the step writes nothing else: then
+        these are what it trains.
         """
         written, writes = self._written, graphs.Writes(self.step.graph)
         applies = filter(graphs.is_apply, self.step.ours)

@@ -58,7 +58,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
       without: a row of the batch to leave out for a second run.
 
     Returns:
-      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay came to its end:
+      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed:
       the bundle is damaged or cannot run here, or `path` is no bundle.
     """
     try:
@@ -210,13 +210,13 @@ def _batch_size(bundle: Bundle) -> Optional[int]:
 
 
 def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) -> str:
-    """What leaving out a row has changed, and where to see all of the rest.
+    """What leaving out a row has changed, and which command shows the rest.
 
     Args:
       bundle: the bundle.
       fewer: what the step drew, without the row.
-      found: what came of that.
-      whole: what came of the step with the row.
+      found: the result without the row.
+      whole: the result with the row.
     """
     how = 'Without row %d (a copy of row %d in its place)' % (fewer.row, fewer.copied)
     reason = ''
@@ -238,7 +238,7 @@ def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) 
 
 
 def _in_short(found: Replay, reason: str) -> str:
-    """What came of it, in a line."""
+    """The result in a line."""
     if not found.came_back:
         return 'the failure did not come back; run again, the step is finite'
     return '; '.join(filter(None, [reason, found.diagnosis.in_short]))

@@ -151,7 +151,7 @@ def learning_rates_of(graph: tf.Graph) -> Optional[LearningRates]:
 
 
 def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
-    """Multiplies the learning rates of a graph by a factor, those of gates to come as well.
+    """Multiplies the learning rates of a graph by a factor, also those of later gates.
 
     Args:
       graph: the graph; finalized or not.
@@ -180,7 +180,7 @@ def _device_for(graph: tf.Graph, is_shared: bool) -> str:
 
 
 def _inputs_to_scale(gate: Gate) -> List[_Input]:
-    """The inputs to multiply in a gate, so that each update of a weight is that much smaller."""
+    """The inputs of a gate to multiply, so that each update of a weight shrinks by the factor."""
     graph = gate.train_op.graph
     trainable = {variable.name for variable in graphs.trainable_in(graph)}
     writes = graphs.Writes(graph)

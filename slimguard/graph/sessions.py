@@ -14,7 +14,7 @@ SessionInterface = tf_private.SessionInterface
 
 
 class Inside(threading.local):
-    """Whether this thread is inside of a call of ours: enter it by `with`, read it as a bool.
+    """Whether this thread is inside a call of ours: enter it by `with`, read it as a bool.
 
     The code inside may call the replaced methods again; then they pass the call on unchanged.
     """

@@ -62,8 +62,8 @@ def controls_of(op) -> List[tf.Operation]:
     """The control inputs of `op`, in the order they were made.
 
     TensorFlow returns them in the order of their addresses once there are many, as for the op that
-    groups all updates. The order of creation is the same in each process: so the tensors of an
-    incident, for one, come in the order of the network.
+    groups all updates. The order of creation is the same in each process, so the tensors of an
+    incident, for example, are in the order of the network.
     """
     controls = op.control_inputs
     return controls if len(controls) < 2 else sorted(controls, key=tf_private.number_of)

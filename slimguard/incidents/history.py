@@ -83,7 +83,7 @@ class History(NamedTuple):
     def ruin(self) -> str:
         """Why the weights were ruined before the last step; '' if they were not, or if unknown.
 
-        An explosion writes some updates of finite numbers before it comes to its first Inf.
+        An explosion writes some finite updates before its first Inf.
         """
         losses = [abs(float(row[LOSS])) for row in self.rows if row[IS_GOOD]]
         losses = [loss for loss in losses if not math.isnan(loss)]
@@ -119,7 +119,7 @@ def jump_in(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.
     Args:
       steps: the global steps; NaN where the graph has none.
       rates: the learning rate of each; NaN where it is not known.
-      lines: what may have followed, by its name: a number for each step.
+      lines: the numbers that may have followed, by name: one for each step.
     """
     with np.errstate(all='ignore'):
         jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
@@ -142,7 +142,7 @@ def jump_in(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.
 
 
 def _surge(values: np.ndarray, at: int) -> float:
-    """After how many steps from `at` on finite values are far above what they were before."""
+    """How many steps after `at` finite values are far above the values before it."""
     before = values[:at][np.isfinite(values[:at])]
     if not before.size:
         return math.inf

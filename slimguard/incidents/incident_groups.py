@@ -32,8 +32,8 @@ _ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
 class Group(NamedTuple):
     """Incidents whose causes differ in numbers at most.
 
-    An incident that was not examined is counted with those that were and had the same symptom, if
-    these are of one cause.
+    An incident that was not examined is counted with the examined ones of the same symptom, if
+    these have one cause.
 
     Attributes:
       first: the first incident that was examined; the first of all if none was.
@@ -112,5 +112,5 @@ def kind_of(cause: str) -> str:
 
 
 def symptom_of(incident: Any) -> Tuple[str, ...]:
-    """What was seen, without its numbers, and where: incidents alike in it may differ in cause."""
+    """The symptom and its place, without numbers: incidents of one symptom may differ in cause."""
     return (kind_of(incident.reason.partition('; ')[0]), *incident.tensors)

@@ -76,7 +76,7 @@ class Journal:
             self._file.make()
 
     def again(self, rows: Mapping[str, str]) -> str:
-        """The end of a reason if a bad row was in an earlier incident already; '' if none was.
+        """The end of a reason if an earlier incident had one of the bad rows; '' if none had.
 
         Args:
           rows: the bad rows of the incident, as for `record`.
@@ -104,8 +104,8 @@ class Journal:
           incident: the incident, with its action.
           done_by: the name of the method or callable that acted, if no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
-          spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
-          why: the end of its reason: why this was done, such as why policies gave way.
+          spent: how much of its policy is used up, such as ' (3 of 10 in a row)'.
+          why: the end of its reason: why the action was taken, such as why policies gave way.
           rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
@@ -121,7 +121,7 @@ class Journal:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
-        """Logs how many lines were held back, and `told` if there is any, and closes the file."""
+        """Logs how many lines were held back, then `told` if it is not empty; closes the file."""
         if self._rate.held_back:
             log().warning(
                 '%d incidents in all; the last %d were not logged one by one.',
@@ -187,7 +187,7 @@ def _in_short(incident: Incident, why: str) -> str:
 
 
 def _done(incident: Incident, done_by: str) -> str:
-    """What became of the update and of the training."""
+    """What happened to the update and to the training."""
     if incident.action in ('error', 'interrupted'):  # `why` names the signal or the error
         return incident.update
     done = _DONE.get(incident.action or '', 'left to %s' % done_by)

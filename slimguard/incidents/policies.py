@@ -35,19 +35,19 @@ _BY_CHANCE = 100
 
 
 class PolicyState:
-    """How a training went so far: all that policies ask for.
+    """The history of a training, as far as policies need it.
 
     Attributes:
       in_a_row: the number of incidents since the last good step or rollback, the present one
         included.
       rollbacks: the number of rollbacks so far.
-      state_lost: whether variables were at fault already before the present incident's step.
-      in_vain: whether going back does not change them, as no step was good in the newest state.
+      state_lost: whether variables were bad even before the present incident's step.
+      in_vain: whether a rollback would not change them, since no step was good in the newest state.
       good: the number of good steps since the last rollback, or since the training began.
       ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
       cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
         `STATE`; '' for any other, and if it is not known.
-      cause_in_row: the last that is known among the incidents in a row.
+      cause_in_row: the last known cause among the incidents in a row.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
@@ -69,9 +69,9 @@ class PolicyState:
 
     @property
     def is_chance(self) -> bool:
-        """Whether the batch is at fault, so that bad steps in a row say nothing of the weights.
+        """Whether the batch is at fault, so that bad steps in a row say nothing about the weights.
 
-        More than a hundred in a row are not taken for chance.
+        More than a hundred in a row do not count as chance.
         """
         return self.are_batches(self.cause) and self.in_a_row <= _BY_CHANCE
 
@@ -104,7 +104,7 @@ class Policy:
     """Base of all policies.
 
     Attributes:
-      action: the word for what is done.
+      action: the name of its action.
       ends: whether the training ends with it.
     """
 
@@ -120,7 +120,7 @@ class Policy:
         return ''
 
     def spent(self, state: PolicyState) -> str:
-        """How much of it is spent, the present incident included; '' if it has no limit."""
+        """How much of it is used up, the present incident included; '' if it has no limit."""
         return ''
 
     def __eq__(self, other) -> bool:
@@ -150,15 +150,16 @@ class Stop(Policy):
 
 
 class Skip(Policy):
-    """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
+    """Continue with the next batch, until `max_consecutive` steps in a row were skipped.
 
     It does not skip in three cases: variables themselves are lost, so that every batch is bad; the
     weights are ruined, which is known only if a `Rollback` follows in the chain; or the diagnosis
-    says that the same comes again, whatever the batch is.
+    says that the same failure comes again, whatever the batch is.
 
     Args:
-      max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault, it
-        is a hundred, as such steps say nothing about the weights; then `max_ratio` decides.
+      max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault,
+        the limit is a hundred, since such steps say nothing about the weights; use `max_ratio`
+        against them.
       max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the 201st gives
         way to the next policy. Above 0, and at most 1. A rollback begins a new count. Default: no
         limit.
@@ -198,7 +199,7 @@ class Skip(Policy):
         return ' (%d of %d%s in a row)' % (state.in_a_row, most, what)
 
     def _most(self, state: PolicyState, cause: str) -> int:
-        """How many in a row are skipped if they have such a cause."""
+        """How many steps in a row it skips if they have such a cause."""
         by_chance = _BY_CHANCE if state.are_batches(cause) else 0
         return max(by_chance, self.max_consecutive)
 
@@ -216,7 +217,7 @@ class Skip(Policy):
 
 
 class Rollback(Policy):
-    """Go back to the newest trusted state and on with the next batch, at most `max_times` times.
+    """Restore the newest trusted state and take the next batch, at most `max_times` times.
 
     A state is a snapshot in memory or a finite checkpoint. It is trusted once ten good steps have
     followed it; a snapshot whose loss is ten times that of all before it is never kept. Without a
@@ -224,21 +225,21 @@ class Rollback(Policy):
     twenty good steps, it restores an older state. A training without a checkpoint saves its state
     before its first step.
 
-    It does not go back if the diagnosis says that the same comes again, whatever the weights are;
-    nor if variables are at fault, and no step was good since the last rollback; nor, in a chain
-    that skips as well, if the diagnosis says that the batch is at fault.
+    It does not roll back in three cases: the diagnosis says that the same failure comes again,
+      whatever the weights are; variables are at fault, and no step was good since the last
+      rollback; or the chain also skips, and the diagnosis says that the batch is at fault.
 
     Args:
       max_times: how often, in one training.
       on_rollback: called as ``on_rollback(session, incident)`` once the state is restored.
       learning_rate: the factor of the learning rate after each rollback, for good: with 0.5 the
-        updates after the second rollback are made with a quarter of the rate. It holds for every
-        optimizer and schedule, and after a restart of the training as well. Above 0, and at most 1.
+        updates after the second rollback use a quarter of the rate. It works with every optimizer
+        and schedule, and stays after a restart of the training. Above 0, and at most 1.
         Default: the learning rate stays.
-      snapshots: how many states are kept, as copies of all variables in memory: one that is not
-        trusted yet, and others that are spread over the steps so far. None is kept if they would
-        take more than half of the free memory; a log line says so. At least 2, or 0 for none. A job
-        of several processes keeps none.
+      snapshots: how many states to keep, as copies of all variables in memory: one that is not
+        trusted yet, and others spread over the steps so far. If they would take more than half of
+        the free memory, none is kept, and a log line says so. At least 2, or 0 for none. A job with
+        parameter servers keeps none.
     """
 
     action = 'rollback'

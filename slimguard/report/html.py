@@ -64,11 +64,11 @@ def _svg(chart: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def environment() -> jinja2.Environment:
-    """The template engine: it escapes all that it is given, and fails for a name without a value.
+    """The template engine: it escapes every value, and fails for a name without a value.
 
     Invisible characters, and those that change the direction of text, are written as escapes, so
     that no name in a run looks like another. A longer text is cut, since a damaged record may hold
-    any.
+    texts of any length.
     """
     return jinja2.Environment(
         loader=jinja2.PackageLoader('slimguard.report', 'templates'),

@@ -93,7 +93,7 @@ def _html() -> Any:
 
 
 def _warn(data: ReportData, no_charts: str) -> None:
-    """Prints the page's notes on what is missing to stderr as well."""
+    """Prints the page's notes on missing things to stderr as well."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
     for note in [*data.notes, *([no_charts] if no_charts else [])]:

@@ -66,7 +66,7 @@ def sheets(
       suspects: the rows of the batch that made a later tensor bad.
       rows: the batch size that `suspects` refers to; arrays of another length have no suspects.
       most: the most samples of an array to show; bad ones come first.
-      room: about how many bytes all samples may take on a page; each array shows one at least.
+      room: about how many bytes all samples may take on a page; each array shows at least one.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]

@@ -17,9 +17,9 @@ _LOGGER.addFilter(_named)
 def log() -> logging.Logger:
     """The logger 'slimguard'.
 
-    TensorFlow's logger is its parent: its level holds where 'slimguard' has none of its own, and
-    its handlers print what is logged here. No message begins with 'slimguard': the logger's name
-    says it in the formats of Python and TensorFlow, and the file's name in absl's.
+    TensorFlow's logger is its parent: its level applies unless 'slimguard' has a level of its own,
+    and its handlers print the messages. No message begins with 'slimguard': the formats of Python
+    and TensorFlow show the logger's name, and absl's format shows the file's.
     """
     import tensorflow as tf  # imported only now, since readers of a record do not need it
 

@@ -96,7 +96,7 @@ def _make(path: str) -> bool:
 
 
 def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
-    """Removes bundles beyond `most`: first those of a kind that an older one has, then the oldest.
+    """Removes bundles beyond `most`: first those that repeat an older one's kind, then the oldest.
 
     `kept` stays in any case. Unfinished bundles go as well, of processes that were killed an hour
     ago or more.

@@ -29,13 +29,13 @@ def announce(
     undone: tf.Tensor,
     step: GlobalStep,
 ) -> tf.Tensor:
-    """Prints or raises after a bad step, or keeps what there is to tell for a session's watcher.
+    """Prints or raises after a bad step, or keeps its report for a watcher of the session.
 
     Args:
       plan: the plan of the gate.
       flags: the flags of the step.
       watched: bool scalar, whether neither to print nor to raise.
-      untold: keeps it, in a session that is watched.
+      untold: keeps the report, in a session that is watched.
       undone: a token that arrives after a bad step, when all variables are as they were.
       step: reads the global step.
 

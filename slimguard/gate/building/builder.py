@@ -79,7 +79,7 @@ def _feeds_of(plan: Plan, home: Task, max_loss: Optional[float]) -> _Feeds:
 
 
 class _Before(NamedTuple):
-    """What is known before the update."""
+    """The tokens and findings before the update."""
 
     flags: Flags
     is_fine: tf.Tensor  # whether no flag is set, so that the update runs; dead on the fast path
@@ -87,7 +87,7 @@ class _Before(NamedTuple):
 
 
 class _After(NamedTuple):
-    """What is known after the update, or after it was refused.
+    """The tokens and findings after the update, or after its refusal.
 
     `fast_ran` arrives on the fast path, and only there; the other fields are dead then.
     """

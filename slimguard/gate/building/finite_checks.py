@@ -106,7 +106,7 @@ class FiniteCheck:
         """One vector of flags, in the order of `scalars`.
 
         Args:
-          scalars: a finding about each tensor. Those in one place are joined, and then sent.
+          scalars: a finding about each tensor. Findings in one place are joined, and then sent.
           judge: makes the flags of some of them from their vector and their indices.
         """
         places: Dict[Tuple[str, tf.DType, str], List[int]] = {}

@@ -75,8 +75,8 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
 
     Args:
       labels: the labels of all that was bad.
-      limits: by kind, 'limit' or 'norm', what to say of a number above its limit, if the caller
-        knows more of it than a gate does; '' to say nothing.
+      limits: by kind, 'limit' or 'norm', a text about a number above its limit, if the caller knows
+        more about it than the gate; '' for no text.
     """
     limits = limits or {}
 

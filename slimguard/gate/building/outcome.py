@@ -68,9 +68,9 @@ def outcome_of(
 
     Args:
       bad: bool vector, a flag for each label of the gate.
-      value: what the train op is to return, or None.
+      value: the tensor that the train op returns, or None.
       step: reads the global step.
-      original: the given train op, if this outcome's is to name it as the one that it guards.
+      original: the given train op, if the guarded one has to name it.
     """
     with tf.control_dependencies([bad]):
         written = ops.none_of(bad, name='written')

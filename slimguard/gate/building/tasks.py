@@ -86,7 +86,7 @@ def _device_of_home(plan: Plan) -> str:
 
 
 class Checked(NamedTuple):
-    """The result of the checks of the values, as tokens in one task; one of them arrives.
+    """The result of the checks, as tokens in one task; in each step one of them arrives.
 
     Attributes:
       fast: arrives if the step takes the fast path; None if no step of the gate does.
@@ -100,7 +100,7 @@ class Checked(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The decision, as tokens in one task; a token arrives if what it stands for is true.
+    """The decision, as tokens in one task; a token arrives if its meaning is true.
 
     Attributes:
       fast: arrives if the step takes the fast path; None if no step of the gate does.
@@ -194,8 +194,8 @@ def settle_there(
 ) -> Settled:
     """Tells another task how the step ended: `end` is 2 for good, 1 for undo, 0 for refused.
 
-    The task does not wait until the update has run everywhere: on the fast path it is told nothing,
-    and it would wait for that message alone.
+    The task does not wait until the update has run everywhere: on the fast path it gets no message,
+      and would wait for this one alone.
     """
     assert decision.fast is not None, 'a trial has one task'
     with tf.device(task.device):

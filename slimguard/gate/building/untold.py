@@ -21,7 +21,7 @@ from slimguard.graph.staging_area import StagingArea
 
 
 class Told(NamedTuple):
-    """What a bad step tells: dtypes or tensors in the graph, values once they are taken.
+    """The report of a bad step: dtypes or tensors in the graph, values once they are taken.
 
     Attributes:
       bad: bool vector, a flag for each label of the gate.
@@ -51,7 +51,7 @@ class Untold:
     Attributes:
       is_watched: bool scalar, whether the session that runs it is watched.
       clear: drops all of them. Every session that is watched runs it once, and no step does.
-      counts: the names of the tensors that watchers fetch to know of bad steps.
+      counts: the names of the tensors that watchers fetch to learn of bad steps.
     """
 
     def __init__(self, graph: tf.Graph, device: str, loss: Optional[tf.Tensor]):
@@ -81,20 +81,20 @@ class Untold:
             self._take = self._area.take()
 
     def keep(self, told: Told) -> tf.Operation:
-        """An Operation that keeps what a bad step tells, given as tensors."""
+        """An Operation that keeps the report of a bad step, given as tensors."""
         values = [tensor for tensor in told if tensor is not None]
         with tf.device(self._device):
             return self._area.put(values)
 
     def count_after(self, token: tf.Tensor) -> tf.Tensor:
-        """How many are kept once `token` is there, an int32 scalar for watchers to fetch."""
+        """The number of reports kept once `token` is there: an int32 scalar to fetch."""
         with tf.device(self._device), tf.control_dependencies([token]):
             count = self._area.size('untold')
         self.counts.add(count.name)
         return count
 
     def watch(self, session) -> None:
-        """From now on, bad steps in a session are kept for `take`."""
+        """Keeps reports of bad steps in a session from now on, for `take`."""
         if session not in self._watched_in:
             single_runs.run_once(session, [self._mark, self.clear])
             self._watched_in.add(session)
@@ -104,7 +104,7 @@ class Untold:
         return session in self._watched_in
 
     def unwatch(self, session) -> List[Told]:
-        """Has bad steps in a session print or raise again; returns those that are still kept."""
+        """Makes bad steps in a session print or raise again; returns the reports still kept."""
         if session not in self._watched_in:
             return []
         self._watched_in.discard(session)

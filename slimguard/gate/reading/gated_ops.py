@@ -56,8 +56,8 @@ def find_gated_ops(
 def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
-    Any other write to a trainable variable updates a statistic that nobody has made untrainable.
-    If no training write is known, as with gradients of a `tf.GradientTape`, these are taken for it.
+    Any other write to a trainable variable updates a statistic whose variable was left trainable.
+    If no training write is known, as with gradients of a `tf.GradientTape`, these writes count.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}

@@ -94,7 +94,7 @@ class Kernels:
         self._beginnings = Beginnings(step.graph)
 
     def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
-        """The ranges in which a kernel makes finite numbers of small ones; None if it may not."""
+        """The ranges in which a kernel makes finite numbers of small ones; None if it has none."""
         if 'CenteredRMSProp' in kernel.type:
             return None  # it takes the root of a difference, which rounding can make negative
         if not self._begins_above_zero(kernel):

@@ -65,7 +65,7 @@ class LateValues:
     def sources_of(self, tensor: tf.Tensor) -> Optional[List[tf.Tensor]]:
         """The tensors to check so that `tensor` is finite, or None if that is not enough.
 
-        For a tensor that is not late, the tensor itself. For a late one, those it is made of.
+        For a tensor that is not late, the tensor itself. For a late one, the tensors it is made of.
         """
         if tensor not in self:
             return [tensor]
@@ -299,7 +299,7 @@ class _LateWrites:
         return op.type == 'Square' or (op.type == 'Sub' and self._is_share(tensor))
 
     def _is_variable_never_negative(self, variable: tf.Operation) -> bool:
-        """Whether it begins so, and all values written to it are so, as may be its old value."""
+        """Whether its first value and all values written to it are not negative."""
         if variable not in self._never_negative:
             self._never_negative[variable] = True
             lowest = self._beginnings.lowest_of(variable)

@@ -40,7 +40,9 @@ _HAND_ON = SAME_NUMBERS | frozenset('Enter Exit Merge Switch NextIteration'.spli
 
 
 class MadeOf(NamedTuple):
-    """What a tensor is computed from. Attributes:
+    """What a tensor is computed from.
+
+    Attributes:
       draws: whether from anything that the step drew.
       floats: whether from a float variable: a weight, a moving average, a slot, but no counter.
       slots: whether from a float variable that the loss does not need, or from a value that the

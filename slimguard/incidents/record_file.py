@@ -155,7 +155,9 @@ def read_incidents(logdir: files.Path) -> List[Incident]:
       FileNotFoundError: if there is no record, or no such directory.
       ValueError: if no line of the record is an incident; or if `logdir` is no path.
       TypeError: if `logdir` is no path.
-      OSError: if the record cannot be read. Example::
+      OSError: if the record cannot be read.
+
+    Example::
 
         for incident in slimguard.read_incidents('logs'):
             print(incident.step, incident.action, incident.reason)

@@ -11,7 +11,7 @@ from slimguard.training.open_incident import OpenIncident
 
 
 class Examiner:
-    """Has bad steps examined, before anybody acts: the weights are as the step found them.
+    """Has bad steps examined before the policy acts: the weights are as the step found them.
 
     Args:
       evidence: by gate, what examines its bad steps.
@@ -32,9 +32,9 @@ class Examiner:
 
         Args:
           session: the session.
-          reading: the incident, and what told of it.
-          handled: the same, while it is handled.
-          decides: whether what is done depends on what is found.
+          reading: the incident, and the values that showed it.
+          handled: its `OpenIncident`.
+          decides: whether the policy depends on the findings.
           ends: whether the training ends with this incident, whatever is found.
         """
         gate = reading.gate
@@ -66,7 +66,7 @@ class Examiner:
         policies: Optional[FallbackChain],
         ruin: str,
     ) -> Found:
-        """The same, ahead of the decision.
+        """As `examine`, before the decision.
 
         Args:
           session: the session.
@@ -84,6 +84,6 @@ class Examiner:
     def examine_and_keep(
         self, session, reading: Reading, handled: OpenIncident, ends: bool
     ) -> None:
-        """Both, where nothing is decided."""
+        """Examines and keeps, where no policy decides."""
         found = self.examine(session, reading, handled, ends=ends)
         self.keep(session, reading, handled, found, ends)

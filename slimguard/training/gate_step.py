@@ -20,11 +20,11 @@ from slimguard.training.watchers import tell_in_order
 
 
 class Done(NamedTuple):
-    """What is known of a step once it is done.
+    """The results of a step.
 
     Attributes:
-      values: those of what the loop fetched.
-      told: what the gate told.
+      values: the values that the loop fetched.
+      told: the values that the gate reported.
       stop_requested: whether a hook asked to stop.
     """
 
@@ -36,17 +36,18 @@ class Done(NamedTuple):
 class GateStep:
     """Runs the steps of one gate in one session, with hooks.
 
-    Hooks get what they get in a `MonitoredSession`, except that a `GateWatcher` that only looks at
-    the gate is not called for good steps: this fetches the gate's flags, and looks at them for it.
+    Hooks get the same calls as in a `MonitoredSession`, with one exception: a `GateWatcher` that
+      only looks at the gate is not called for good steps, since this object reads the gate's flags
+      for it.
 
     Args:
       session: the session.
-      runs: what runs in it.
+      runs: makes the runs in the session.
       gate: the gate.
       hooks: the hooks.
-      args: what hooks are told of the run.
-      fetches: what the loop fetches, of any structure: with `gate.quiet.train_op` in the place of
-        the train op, as somebody watches, and nothing is to be announced by the graph.
+      args: the `SessionRunArgs` that hooks see.
+      fetches: the loop's fetches, of any structure, with `gate.quiet.train_op` in place of the
+        train op: hooks watch, so the graph need not print or raise.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class GateStep:
 
 
 def _has(hook, name: str) -> bool:
-    """Whether a hook does something in a call; what it inherits does nothing."""
+    """Whether a hook overrides a method; the inherited methods do nothing."""
     return getattr(getattr(hook, name), '__func__', None) is not getattr(
         tf1.train.SessionRunHook, name
     )

@@ -42,15 +42,15 @@ from slimguard.training.watched_run import WatchedRuns
 
 
 class GateWatcher(tf1.train.SessionRunHook):
-    """Watches every train op of a graph; what `NanLossHook` does, with or without a loss.
+    """Watches every train op of a graph: the base of `NanLossHook`, with or without a loss.
 
     Attributes:
-      max_loss, logdir, ends_job: what the user of this hook says; see `NanLossHook`.
+      max_loss, logdir, ends_job: the user's settings of this hook; see `NanLossHook`.
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
-      histories: what keeps the last steps of each gate.
+      histories: keeps the last steps of each gate.
       runs: knows which runs are steps to watch; made anew for each training.
-      job: the part that the process takes in a job of several processes, or None.
+      job: the process's part in a job of several processes, or None.
     """
 
     # Whether another part handles writes beside the train op: gates them, or warns of them.
@@ -90,7 +90,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     @property
     def own_settings(self) -> TrainingSettings:
-        """What the user of this hook says, who may have changed some of it since."""
+        """The user's settings of this hook; the user may have changed some since."""
         said = {'max_loss': self.max_loss, 'logdir': self.logdir, 'ends_job': self.ends_job}
         return self._settings._replace(**said)
 
@@ -100,7 +100,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self._in_force.max_loss if self.max_loss is None else self.max_loss
 
     def join(self, training: Training) -> None:
-        """Is told what is known of the training that will call `begin`."""
+        """Takes over the training that will call `begin`."""
         self._joined = training
 
     def leave(self) -> None:
@@ -110,7 +110,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._be_idle()
 
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
-        """What captures the bad steps of a gate, if the training has that."""
+        """The `Evidence` of a gate, if the training captures bad steps."""
         return self._training.evidence.get(gate)
 
     def begin(self):
@@ -155,7 +155,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
-        """The part of `before_run` that a loop needs that does not call `before_run`."""
+        """The part of `before_run` that is needed in a loop that does not call `before_run`."""
         self._training.is_saved = False
         self._preparation.before_step(session)
 
@@ -178,12 +178,12 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.handle(run_context, *together)
 
     def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
-        """As `after_run`, where `acting`, that of a hook before this one, has raised `error`."""
+        """As `after_run`, if `acting`, the `after_run` of an earlier hook, has raised `error`."""
         for reading in self._read(run_context, run_values) or ():
             self.record_failure(run_context, reading, acting, error)
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
-        """The incidents of a run; None if it is no step of a training that is watched."""
+        """The incidents of a run; None if it is no step of a watched training."""
         run = self.runs.run_for(run_context)
         loss = None if run is None else run.loss_in(run_values.results)
         self._training.loss = loss if loss is not None else self._training.loss
@@ -212,7 +212,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._handler.act_by_policy(run_context, incident, self.job, self._in_force.ends_job)
 
     def only_looks_at(self, gate: gates.Gate, run_context) -> bool:
-        """Whether in such a run it feeds and reads `gate`, and that is all.
+        """Whether this watcher only feeds and reads `gate` in such a run.
 
         Then a loop may do so in its place, and call `step_was_good` or `handle`.
         """
@@ -227,7 +227,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     @with_short_traceback
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
-        """Lets `on_nan_loss` act on one incident of a run; all on record, its errors leave here."""
+        """Lets `on_nan_loss` act on one incident of a run; records all, then raises its errors."""
         with self._training.saving_before_errors(run_context.session, self):
             found = _looked_at(self.job, run_context.session, [*beside, reading])
             *others, reading = map(self._remember, found)
@@ -236,7 +236,7 @@ class GateWatcher(tf1.train.SessionRunHook):
     def record_failure(
         self, run_context, reading: Reading, acting: str, error: BaseException
     ) -> None:
-        """Records an incident that nobody acts on, as another hook's error ends the step."""
+        """Records an incident on which no policy acts, since another hook's error ends the step."""
         self._handler.record_failure(run_context.session, self._remember(reading), acting, error)
 
     def _remember(self, reading: Reading) -> Reading:
@@ -246,7 +246,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return reading
 
     def _record_unseen(self, session) -> None:
-        """Records the bad steps that no step after them has told of."""
+        """Records the bad steps that no later step has reported."""
         goes_back = self.job is not None and self.job.goes_back
         for reading in self.runs.leave(session):
             self._handler.record_unseen(self._remember(reading), goes_back)
@@ -288,11 +288,11 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
     def _look_around(self) -> tf_callers.CallingSession:
-        """What the callers of `begin` tell of the session that is being made."""
+        """What the callers of `begin` show about the session that is being made."""
         return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
-        """Where the record goes: the logdir, or where the session saves; of ranks, one's."""
+        """Finds the record's folder: the logdir, or where the session saves; on one rank only."""
         directory: Any = self._in_force.logdir  # which is a str by now
         if self._ranks.rank:
             if directory is not None:
@@ -307,7 +307,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return directory
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Optional[Recovery]:
-        """What goes back to an earlier state; None if there is no directory for checkpoints."""
+        """The `Recovery` for rollbacks; None if there is no directory for checkpoints."""
         training, directory, ranks = self._training, self._directory, self._ranks
         may_go_back = _may_go_back(policies)
         if ranks.are_several:
@@ -338,7 +338,7 @@ def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> N
 def _refusal_without_gate(
     policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
 ) -> Optional[str]:
-    """What a train op without a gate is refused with; None where its loss can be watched."""
+    """The error for a train op without a gate; None if its loss can be watched instead."""
     needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
     return NO_GATE % (on_nan,) if needs_gate else None
 
@@ -348,7 +348,7 @@ def _looked_at(job: Optional[Job], session, found: List[Reading]) -> List[Readin
 
 
 def _action_of(watcher: GateWatcher) -> Action:
-    """What acts on an incident: the watcher's method, or one that overrides it."""
+    """The `Action` on an incident: the watcher's method, or an override of it."""
     is_policy = getattr(watcher.on_nan_loss, '__func__', None) is GateWatcher.on_nan_loss
     return Action(watcher.on_nan_loss, type(watcher).__name__ + '.on_nan_loss', is_policy)
 
@@ -366,7 +366,7 @@ def _may_go_back(policies: FallbackChain) -> bool:
 def _job_in(
     session, loss: Optional[tf.Tensor], is_chief: Optional[bool], directory: Optional[str]
 ) -> Optional[Job]:
-    """The part that this process has in a job of several; None if it is alone."""
+    """This process's part in a job of several processes; None if it trains alone."""
     near = [loss.op] if loss is not None else []
     near += [op_of(gate.train_op) for gate in gates.gates_of(session.graph).values()]
     for op in near:

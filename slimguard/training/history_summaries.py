@@ -21,11 +21,11 @@ def step_of(row: np.ndarray) -> Optional[int]:
 
 
 def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
-    """What is known of a step as scalars.
+    """The loss, gradient norm and learning rate of a step, as scalar summaries.
 
     Args:
       row: the row of the step.
-      prefix: what the tags begin with.
+      prefix: the beginning of the tags.
     """
     values = {'loss': row[LOSS], 'learning_rate': row[LEARNING_RATE]}
     if len(row) > GRADIENTS:
@@ -49,7 +49,7 @@ def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
 
 
 def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
-    """Writes summaries where a hook beside this one does, whose `begin` is running; or None."""
+    """Writes summaries when a hook beside the one that begins does; None without such a hook."""
     beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
     if not beside:
         return None

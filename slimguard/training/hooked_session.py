@@ -24,8 +24,8 @@ class HookedSession(SessionWrapper):
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
       hooks: the `SessionRunHook`s, whose `begin` was called.
-      train_op: a train op whose runs are steps. Those of every guarded train op are, and of any
-        op that runs an optimizer.
+      train_op: a train op whose runs are steps. The runs of every guarded train op, and of any op
+        that runs an optimizer, are steps, too.
       before_other_run: called before each run that is no step, or None.
 
     Attributes:
@@ -70,7 +70,7 @@ class HookedSession(SessionWrapper):
     def _run_hooked(
         self, args: tf1.train.SessionRunArgs, fetches, feed_dict, options, run_metadata
     ):
-        """Runs a step. `args` is what hooks are told of it, `fetches` what is fetched."""
+        """Runs a step. Hooks see `args`; the session runs `fetches`."""
         context = tf1.train.SessionRunContext(args, self._session)
         calls = HookCalls(self._hooks, context, options)
         feeds = calls.feeds_with(feed_dict)
@@ -97,7 +97,7 @@ class HookedSession(SessionWrapper):
         self.stop_requested = self.stop_requested or is_asked
 
     def _gated(self, fetches) -> Any:
-        """What a step fetches, through the gates that there are by now; None for another run."""
+        """The fetches of a step, through the gates that exist by now; None for any other run."""
         return self._kinds.of(self._as_step, fetches, (), len(gates.gates_of(self.graph)))
 
     def _as_step(self, fetches, *_: Any) -> Any:
@@ -123,7 +123,7 @@ class HookedSession(SessionWrapper):
 
 
 class HookCalls:
-    """The calls of hooks around one run, as a `MonitoredSession` makes them; it asks at once.
+    """The calls of hooks around one run, as in a `MonitoredSession`; calls `before_run` at once.
 
     Args:
       hooks: the hooks, in order.
@@ -131,8 +131,8 @@ class HookCalls:
       options: the caller's `RunOptions`, or None. The options of the hooks are merged into them.
 
     Attributes:
-      fetches: by hook, what it fetches, of any structure.
-      feeds: what the hooks feed.
+      fetches: by hook, its fetches, of any structure.
+      feeds: the feeds of the hooks.
       options: the `RunOptions` of the run.
 
     Raises:
@@ -159,7 +159,7 @@ class HookCalls:
         return self.options if self.options.ByteSize() else None
 
     def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
-        """What hooks and the caller feed together; a tensor fed by both is a RuntimeError."""
+        """The feeds of hooks and caller together; RuntimeError for a tensor that both feed."""
         if not self.feeds:
             return user_feeds
         if not user_feeds:
@@ -170,7 +170,7 @@ class HookCalls:
     def values_for(
         self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
     ) -> tf1.train.SessionRunValues:
-        """What the `after_run` of a hook gets, of what all hooks fetched."""
+        """The values that the `after_run` of a hook gets, out of those of all hooks."""
         # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
         given = results.get(hook), self.options, run_metadata
         return tf1.train.SessionRunValues._make(given)

@@ -22,7 +22,7 @@ except ImportError:  # no POSIX
 
 @contextlib.contextmanager
 def occupied(logdir: str) -> Iterator[None]:
-    """Marks a logdir as one that this process trains in; says so if another does already.
+    """Marks a logdir as in use by this process; warns if another process already trains there.
 
     It is for the process that saves checkpoints: the others of a job share its logdir.
     """

@@ -35,14 +35,14 @@ class RunKinds:
         *more: Hashable,
         asked: Any = None,
     ) -> Any:
-        """What `make` returned for such a run, called with `fetches`, `fed` and `more`.
+        """The result of `make(fetches, fed, *more)` for the first such run.
 
         Args:
-          make: called for the first such run. It is not kept: what has this may be its owner.
+          make: called for the first such run; no reference to it is kept.
           fetches: what is fetched, of any structure.
           fed: the feeds within, see `inner_feeds`.
-          *more: what else a kind consists of.
-          asked: a key that tells `fetches` from all others; None for what they consist of.
+          *more: other values that identify the kind.
+          asked: a key that identifies `fetches`; None to identify them by their parts.
         """
         asked = key_of(fetches) if asked is None else asked
         asked = (asked, *map(key, fed), *more) if fed or more else asked
@@ -56,7 +56,7 @@ class RunKinds:
 
 
 def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
-    """Those of the tensors fed which are no input: each is computed, or has something behind.
+    """The fed tensors that are not inputs: tensors that the graph computes.
 
     Args:
       graph: the graph of the session.
@@ -98,6 +98,6 @@ def are_taken(fed: Sequence[tf.Tensor], elements: Sequence[TrainOp]) -> bool:
 
 
 def not_fed(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> List[TrainOp]:
-    """Those of the elements that are fetched which a run computes, and is not fed."""
+    """The fetched elements that a run computes rather than gets fed."""
     keys = {key(tensor) for tensor in fed}
     return [e for e in elements if isinstance(e, tf.Operation) or key(e) not in keys]

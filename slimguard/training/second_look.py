@@ -17,11 +17,11 @@ _LOST = ('before', 'state')
 
 
 def look_again(session, reading: Reading) -> Reading:
-    """What a gate told of a bad step, unless the variables that it found lost are finite now.
+    """The report of a bad step, unless the variables that it found bad are finite now.
 
-    An update that overflows is written, checked and put back. Whoever trains beside it may read a
-    weight in between: an asynchronous peer, or one that is slower than the other replicas. Then its
-    own step is bad, and nothing is lost.
+    An update that overflows is written, checked and put back. Another worker may read a weight in
+    between: an asynchronous worker, or a replica slower than the others. Then its own step is bad,
+    and nothing is lost.
     """
     gate = reading.gate
     if gate is None or not reading.incident.state_lost:

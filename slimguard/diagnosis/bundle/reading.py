@@ -44,7 +44,8 @@ class Bundle(NamedTuple):
       diagnosis: the fields of the `Diagnosis`, or None if there was none.
       text: the diagnosis in a few lines.
       versions: of TensorFlow, numpy, Python and slimguard, where it was made.
-      values: what the step drew, by Tensor names. exported: the step.
+      values: what the step drew, by Tensor names.
+      exported: the step.
       history: the last steps, as `History.to_dict` gives them; None if they are not known.
       variables: called with names of variable ops; yields dictionaries with their values, which it
         reads one by one. Raises `BundleError`.

@@ -21,7 +21,7 @@ _KEPT_AS = '_slimguard_inner_feeds'
 
 
 class RunKinds:
-    """What is known of runs that come again: of the same fetches, with the same feeds within."""
+    """Remembers results for runs that come again: the same fetches, the same computed feeds."""
 
     def __init__(self) -> None:
         # With a copy of the fetches, so that no other object gets the ids in the key.

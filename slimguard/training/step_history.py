@@ -46,8 +46,8 @@ class StepHistory:
       gate: the gate.
       settings: what the user asks for.
       note_entry: called with the entry of each step that was written; or None.
-      tell: called once, without a `Spike`, of a step that was written with a number far beyond all
-        before it: with what it was, and whether the default `Spike` would have held it.
+      tell: called once, if there is no `Spike`, after a written step with a number far beyond all
+        before it: with a text about it, and whether the default `Spike` would have held the step.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StepHistory:
         self._largest = None if self.spike else (Largest(), Largest())
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
-        """What to feed, so that the gate holds a step that is out of bounds.
+        """The feeds with which the gate holds a step that is out of bounds.
 
         Args:
           max_loss: a larger loss is an incident in any case; None for what the gate was given.
@@ -130,17 +130,17 @@ class StepHistory:
         self._tell(said, is_held)
 
     def begin_anew(self) -> None:
-        """Forgets what the limits are computed from."""
+        """Forgets the numbers that the limits are computed from."""
         with self._levels:
             self._loss.clear()
             self._norm.clear()
 
     def note_bad(self, entry: Entry, reading: Reading, max_loss: Optional[float]) -> Reading:
-        """Notes a step that was held. Returns what was read of it, with what this knows of it.
+        """Notes a held step. Returns its reading, completed from the history.
 
         Args:
           entry: the row of the step.
-          reading: what the gate told.
+          reading: the reading of the gate's values.
           max_loss: as for `limits`.
         """
         row = row_of(entry)
@@ -179,7 +179,7 @@ class StepHistory:
         norm: Optional[float],
         max_loss: Optional[float],
     ) -> Dict[str, str]:
-        """By kind, what to say of a number that is above the limit of a `Spike`.
+        """By kind, the text about a number that is above the limit of a `Spike`.
 
         The gate does not know what its limits are made of.
         """
@@ -209,13 +209,13 @@ class StepHistory:
 
 
 class Histories:
-    """The histories of all gates of a training, each from when it is first asked for.
+    """The histories of all gates of a training, each made when it is first asked for.
 
     Attributes:
-      summaries: makes what summarizes the steps of a gate, by what its tags begin with; None for
-        no summaries.
+      summaries: makes the summaries of a gate's steps, given the prefix of their tags; None for no
+        summaries.
       spike_in_words: how the user asks for a `Spike`.
-      note_jump: called with what is told of a step that was written and far beyond all before it.
+      note_jump: called with the text about a written step that was far beyond all before it.
     """
 
     def __init__(self, settings: HistorySettings):
@@ -228,7 +228,7 @@ class Histories:
         self._last_words = ''
 
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
-        """That of a gate; None if the user wants none."""
+        """The `StepHistory` of a gate; None if the user wants none."""
         if gate not in self._of and self._settings.is_wanted:
             note_entry = None
             if self.summaries is not None:
@@ -247,12 +247,12 @@ class Histories:
         self.note_jump(self._last_words)
 
     def take_last_words(self) -> str:
-        """What is to be said once more at the end; then ''."""
+        """The warning to repeat at the end; '' at later calls."""
         said, self._last_words = self._last_words, ''
         return said
 
     def begin_anew(self) -> None:
-        """Forgets what the limits of all gates are computed from."""
+        """Forgets the numbers that the limits of all gates are computed from."""
         for each in self._of.values():
             each.begin_anew()
 
@@ -264,12 +264,12 @@ def reading_of(
     entry: Optional[Entry],
     max_loss: Optional[float] = None,
 ) -> Reading:
-    """What the values of a gate tell of a bad step, with what is known of the steps before.
+    """Reads a bad step from the values of a gate and the history of earlier steps.
 
     Args:
       gate: the gate.
-      told: its values.
-      history: what keeps the last steps of it, or None.
+      told: its fetched values.
+      history: the `StepHistory` of the gate, or None.
       entry: the row of the step; None without a history.
       max_loss: as for `StepHistory.limits`.
     """
@@ -290,7 +290,7 @@ def require_history(history: Any) -> int:
 
 
 def _tell_of_what_is_not_watched(gate: gates.Gate, spike: Optional[Spike]) -> None:
-    """Logs which part of a `Spike` has nothing to look at in a gate."""
+    """Logs which limit of a `Spike` a gate cannot check."""
     if spike is None:
         return
     missing = []

@@ -18,7 +18,8 @@ from slimguard.training.prepared_runs import PreparedRuns
 class Schedule(NamedTuple):
     """When slim's own `train_step` stops, logs and traces, by global step; None for never.
 
-    A `StepRunner` that is given one may do a step in one call, as it knows what slim's would do.
+    With a `Schedule` a `StepRunner` can make a step in one call, since it knows what slim's step
+    does.
     """
 
     number_of_steps: Optional[int]
@@ -31,11 +32,11 @@ class StepRunner:
 
     Args:
       session: the session that slim made.
-      runs_in: what the user's session wrapper made of it, or the same.
+      runs_in: the session as the user's wrapper wrapped it, or the same.
       hooks: the hooks.
       train_step_fn: the user's step function, or slim's.
-      schedule: what slim's own `train_step` is to do; None for any other step function, which
-        sees to it itself.
+      schedule: when slim's own `train_step` stops, logs and traces; None for any other step
+        function, which does so itself.
       traces: by tag, how many traces were written; it outlives the session.
     """
 
@@ -60,7 +61,7 @@ class StepRunner:
     def run(
         self, session: HookedSession, train_op, global_step, train_step_kwargs
     ) -> Tuple[Any, bool]:
-        """Runs a step. Returns its loss, and whether to stop by the step function's word."""
+        """Runs a step. Returns its loss, and whether the step function asks to stop."""
         schedule, in_one_call = self._schedule, self._in_one_call
         if schedule is not None and in_one_call is None:
             in_one_call = self._in_one_call = self._prepare(train_op, global_step)
@@ -73,21 +74,21 @@ class StepRunner:
         return self._train_step_fn(session, train_op, global_step, kwargs)
 
     def step_now(self, global_step) -> int:
-        """The global step, which is asked for only where no step told it."""
+        """The global step, read from the session only if no step has returned it."""
         if self._step_before is None:
             self._step_before = self.read_step(global_step)
         return self._step_before
 
     def read_step(self, global_step) -> int:
-        """The global step, as the session says."""
+        """The global step, read from the session."""
         return int(self._session.run(global_step))
 
     def forget_step(self) -> None:
-        """For when the global step may have been set back."""
+        """Call it when the global step may have been set back."""
         self._step_before = None
 
     def _prepare(self, train_op, global_step) -> Optional[GateStep]:
-        """What runs a step in one call; None where it would not do what slim's step does."""
+        """Makes steps in one call; None if one call cannot do what slim's step does."""
         gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
         if gate is None or gate.step is None or not _is_as_tensorflow_made_it(self._runs_in):
             return None
@@ -100,7 +101,7 @@ class StepRunner:
     def _run_in_one_call(
         self, in_one_call: GateStep, schedule: Schedule, session: HookedSession
     ) -> Tuple[Any, bool]:
-        """What slim's `train_step` does: it runs the step, and asks whether to log and to stop."""
+        """Does what slim's `train_step` does: runs the step, and decides about logs and the end."""
         start = time.time()
         loss, told, stop_requested = in_one_call.run()
         elapsed = time.time() - start
@@ -127,7 +128,7 @@ class StepRunner:
 def _is_as_tensorflow_made_it(session) -> bool:
     """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does).
 
-    What `instrument` puts in its place lets a step pass that is watched.
+    The replacement that `instrument` makes passes on a step that is watched.
     """
     if type(session) is not tf1.Session or 'run' in vars(session):
         return False

@@ -20,15 +20,15 @@ def take_reins(
     retried: ContextManager,
     needs_queues: bool,
 ) -> None:
-    """Changes what slim asks of its Supervisor; to be called as soon as it has a session.
+    """Replaces the methods that slim calls on its Supervisor; call it once there is a session.
 
     Args:
       supervisor: the Supervisor.
       session: the session that slim gets.
       has_ended: whether the hooks' `end` was called.
       before_session: called before a session is made after this one.
-      retried: a context for making it, with which an error leads to one more.
-      needs_queues: whether the queues are to run at once.
+      retried: a context for making the session; an error in it leads to another session.
+      needs_queues: whether the queues have to run at once.
     """
     # slim asks before each step. It must leave its loop only from within a step: else the hooks'
     # `end` is not called if a thread asked to stop.
@@ -57,7 +57,7 @@ def take_reins(
 def make_ready(
     supervisor: tf1.train.Supervisor, session, train_op: TrainOp, watcher: GateWatcher
 ) -> None:
-    """Runs, before the queues are filled, what is run once after that and needs no queue.
+    """Makes some first runs, which need no queue, before threads begin to fill the queues.
 
     In a graph of 20,000 ops each new kind of run takes a quarter of a second, and two seconds
     beside threads that begin to fill queues.
@@ -65,7 +65,7 @@ def make_ready(
     Args:
       supervisor: the Supervisor.
       session: its session, as steps run in it.
-      train_op: what is trained.
+      train_op: the guarded train op.
       watcher: the hook that learns of its bad steps.
     """
     gate = gates.gate_of(train_op)
@@ -77,7 +77,7 @@ def make_ready(
 
 
 def wait_before_stop(supervisor: tf1.train.Supervisor, wait: Callable[[], None]) -> None:
-    """Has a Supervisor wait before it joins its threads; it gives these two minutes, and no more.
+    """Makes a Supervisor wait before it joins its threads, for which it allows only two minutes.
 
     Args:
       supervisor: the Supervisor.
@@ -98,13 +98,13 @@ def summarize(
     summary_op: tf.Tensor,
     alone: Callable[[], ContextManager],
 ) -> None:
-    """Has a Supervisor without a summary op write one, in a thread and at a pace as its own.
+    """Makes a Supervisor without a summary op write this one, in a thread, as often as its own.
 
     Args:
       supervisor: the Supervisor.
       session: its session.
       summary_op: the summary op.
-      alone: opened while it is run: what that writes, and may put back, no step is to see.
+      alone: a context for its runs: no step may see what they write and perhaps put back.
     """
 
     def summarize_once():

@@ -30,7 +30,7 @@ _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
 class WatchedSession(HookedSession):
-    """What `watch` returns: a `HookedSession` with an end."""
+    """The session that `watch` returns: a `HookedSession` that can be closed."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class WatchedSession(HookedSession):
     def close(self):
         """Calls the hooks' `end`, joins their threads, and closes the session.
 
-        An error that a thread of theirs reported to the coordinator is raised.
+        Raises an error that one of their threads has reported to the coordinator.
         """
         with contextlib.ExitStack() as stack:  # the last that is pushed is called first
             stack.callback(self._give_back)
@@ -108,7 +108,7 @@ class WatchedSession(HookedSession):
 
 
 def _look_at_save(prefix: str) -> None:
-    """Says so if a saver that is no `FiniteSaver` has just written a checkpoint that is bad."""
+    """Logs an error if a saver other than a `FiniteSaver` has just written a bad checkpoint."""
     if not checkpoint_files.files_of(prefix):
         return  # it has run something else
     found = checkpoint_reader.read(prefix)
@@ -139,8 +139,8 @@ def watch(
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
-    The returned session behaves as the given one. It calls the hooks only for runs of a train op:
-    of a guarded one, or of any op that runs an optimizer. `watch` itself calls the hooks' `begin`
+    The returned session behaves like the given one. It calls the hooks only for runs of a train op:
+    a guarded one, or any op that runs an optimizer. `watch` itself calls the hooks' `begin`
     and `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
     initialize the variables first.
 
@@ -151,22 +151,22 @@ def watch(
                 session.run(train_op, feed_dict={...})
 
     The returned session calls the hooks' `end` when it is closed, or when its `with` block ends
-    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration count as
-    no error: they end the block, and do not leave it.
+    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration do not
+    count as errors: they end the block and are not raised.
 
     Args:
       session: a `tf.compat.v1.Session`, new or in use.
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
-      on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
+      on_nan: what happens after a bad step, unless a `NanLossHook` decides; see `NanLossHook`.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
         `slimguard.guard` says what it can do, and what it cannot.
       logdir: the directory for the record of incidents and the bundles, in which a rollback finds
         its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
         logdir, no record is kept; the log says so at the first incident.
-      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; one among the hooks
-        has its own.
-      spike, history: as for `NanLossHook`, and for one among the hooks that says nothing of them.
+      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; a `NanLossHook`
+        among the hooks has its own.
+      spike, history: as for `NanLossHook`; also for one among the hooks that does not set them.
 
     Raises:
       TypeError: if `session` is no session.

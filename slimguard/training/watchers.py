@@ -15,9 +15,9 @@ def with_watcher(
     on_nan: OnNan,
     settings: TrainingSettings,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
-    """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
+    """The hooks, and the one that decides: a NanLossHook among them, or else an added one.
 
-    No hook is changed: what the training says besides goes to all of them by `handed`.
+    No hook is changed: `handed` gives the other settings of the training to all of them.
 
     Raises:
       TypeError: if `hooks` is no list of hooks.
@@ -65,7 +65,7 @@ def _disagree(name: str, value, hook: GateWatcher, other) -> None:
 
 
 def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
-    """Those of the hooks that watch gates."""
+    """The hooks that watch gates."""
     return [hook for hook in hooks if isinstance(hook, GateWatcher)]
 
 
@@ -74,14 +74,14 @@ def tell_in_order(
     tell: Callable[[Any], None],
     tell_of_failure: Callable[[GateWatcher, str, BaseException], None],
 ) -> None:
-    """Tells hooks of a run that is over, in order, until one raises an error.
+    """Calls hooks after a run, in order, until one raises an error.
 
     Args:
       hooks: the hooks.
       tell: called with each.
-      tell_of_failure: if a hook that is no watcher raises, called for each watcher after it: with
-        the watcher, what a record calls the hook's method, and the error. Not called if a watcher
-        raises: it has put the incident on record.
+      tell_of_failure: if a hook that is no watcher raises, called for each later watcher, with the
+        watcher, the name of the hook's method for the record, and the error. Not called if a
+        watcher raises: that watcher has recorded the incident.
     """
     for number, hook in enumerate(hooks):
         try:

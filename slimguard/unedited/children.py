@@ -20,11 +20,11 @@ _OF_A_FORK_SERVER = 'ignore'
 
 
 def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], object]) -> None:
-    """Has the children that `multiprocessing` spawns be guarded, too, until patches are undone.
+    """Guards the children that `multiprocessing` spawns, too, until the patches are undone.
 
     Args:
-      patches: takes note of what is replaced.
-      guard: guards the process that it is called in; it is pickled for each child.
+      patches: notes the replacements.
+      guard: guards the process in which it is called; it is pickled for each child.
       note: called for each child.
     """
     original = spawn.get_preparation_data
@@ -50,7 +50,7 @@ class _Guard:
 
 
 def before_tensorflow(guard: Callable[[], object]) -> None:
-    """Has `guard` called before this process first imports TensorFlow, by a statement."""
+    """Calls `guard` just before an import statement first imports TensorFlow."""
     original, is_done = builtins.__import__, False
 
     def import_after_guard(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from slimguard.system.log import log
 
 
 def replacements() -> Dict[Callable, Callable]:
-    """By TensorFlow's function, what takes its place."""
+    """By TensorFlow's function, its replacement."""
     latest, state = tf1.train.latest_checkpoint, tf1.train.get_checkpoint_state
 
     @functools.wraps(latest)
@@ -37,7 +37,7 @@ def replacements() -> Dict[Callable, Callable]:
 
 
 def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) -> Optional[str]:
-    """The newest good checkpoint where `newest` is not; `newest` itself if there is none."""
+    """The newest good checkpoint, if `newest` is not good; `newest` itself if there is none."""
     if newest is None or latest_filename not in (None, 'checkpoint'):
         return newest
     try:

@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def replacements() -> Dict[Callable, Callable]:
-    """By TensorFlow's function, what takes its place."""
+    """By TensorFlow's function, its replacement."""
     original = tf1.add_check_numerics_ops
 
     @functools.wraps(original)

@@ -96,7 +96,7 @@ def tell_in_order(
 
 @contextlib.contextmanager
 def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
-    """Hands a training to the watchers among its hooks, before their `begin`; they leave it."""
+    """Hands a training to the watchers among its hooks, before their `begin`, until its end."""
     with contextlib.ExitStack() as stack:
         for hook in watchers_in(hooks):
             stack.callback(hook.leave)

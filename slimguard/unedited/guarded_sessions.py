@@ -59,7 +59,7 @@ class ScriptSettings(NamedTuple):
     Attributes:
       on_nan: what happens after a bad step.
       max_loss: a larger loss is a bad step too.
-      logdir: where records and bundles go; None for where the script saves.
+      logdir: the folder of records and bundles; None for the folder where the script saves.
       capture: whether bad steps are kept and examined.
       max_bundles: how many bundles there may be in one folder.
       preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C.
@@ -91,10 +91,10 @@ def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any
 
 
 class GuardedSessions:
-    """Guards what sessions run, from `install` until its patches are undone.
+    """Guards the runs of sessions, from `install` until its patches are undone.
 
     Attributes:
-      seen: what became of the trainings.
+      seen: the account of the trainings.
       files: where the script keeps its files.
     """
 
@@ -118,7 +118,7 @@ class GuardedSessions:
         self._refusals = Refusals(self.seen)
 
     def install(self, patches: Patches) -> None:
-        """Puts guarded methods in the place of TensorFlow's."""
+        """Replaces TensorFlow's methods by guarded ones."""
         self._notes.install(patches)
         self._summaries.install(patches)
         self.files.install(patches)
@@ -173,7 +173,7 @@ class GuardedSessions:
         return values
 
     def _run_counted(self, run_step, session, step: GuardedStep, *given) -> Any:
-        """Runs a step and counts it, before a signal that came meanwhile saves its state."""
+        """Runs a step and counts it before a signal that came meanwhile saves the state."""
         try:
             values = run_step(session, step, *given)
         except Exception as error:
@@ -184,7 +184,7 @@ class GuardedSessions:
         return values
 
     def release(self) -> None:
-        """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
+        """Puts signal handlers back; bad steps of sessions that continue print or raise again."""
         for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 watched.release()
@@ -222,10 +222,10 @@ class GuardedSessions:
         return original(graph)
 
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
-        """Leaves a training that is guarded to the policy.
+        """Leaves a guarded training to the policy.
 
-        A run beside its steps, as that of a GAN's Estimator whose train ops run in hooks, has
-        written nothing bad either; it may have fetched the loss of a bad batch.
+        A run beside its steps has written nothing bad either, as in a GAN's Estimator, whose train
+        ops run in hooks; but it may have fetched the loss of a bad batch.
         """
         session = run_context.session
         if self._step_of(session, run_context.original_args.fetches) is not None:
@@ -274,7 +274,7 @@ class GuardedSessions:
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
     def _capture(self, step: GuardedStep, graph: tf.Graph) -> None:
-        """Lets what the step draws be kept, before it runs for the first time."""
+        """Has the drawn values of a step kept, before it runs for the first time."""
         known = kept_on(graph, 'captured', set)
         if not self._settings.capture or known.issuperset(step.gates):
             return
@@ -284,7 +284,7 @@ class GuardedSessions:
                 known.add(gate)  # now: another thread that sees it there does not wait
 
     def _watched(self, session, run: Callable, step: GuardedStep) -> ScriptSession:
-        """What watches a session, in which bad runs of a step are captured from now on."""
+        """A session's `ScriptSession`, which captures bad runs of a step from now on."""
         self._capture(step, session.graph)
         with self._lock, self._inside:
             found = self._sessions.get(session)
@@ -323,12 +323,12 @@ class GuardedSessions:
 
 
 def _of_script(values: Any) -> Any:
-    """The values of a run without those that hooks have asked for."""
+    """The values of a run, without those fetched for hooks."""
     if not isinstance(values, dict):
         return values
     return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:
-    """By gate of a graph, what examines its bad steps."""
+    """By gate of a graph, its `Evidence`."""
     return kept_on(graph, 'evidence', dict)

@@ -60,15 +60,15 @@ def instrument(
     """Guards every training from here on, in code that knows nothing of slimguard.
 
     Every update that an optimizer of TensorFlow 1 makes from here on gets a gate when a session
-    runs it, in any loop, and the policy acts there: `Session.run` raises `NanLossError` for
-    'raise', and `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback'
+    runs it, in any loop. The policy acts in `Session.run`: it raises `NanLossError` for 'raise',
+    and `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback'
     restores the newest finite checkpoint that the code's own `Saver` wrote, or the state before the
     first step. A `Saver` refuses a save that is not finite, and a `NanTensorHook` leaves a guarded
     training to the policy. The log names, once, each update that cannot be guarded.
 
     Guarded functions replace `create_train_op` and `train` of `slim.learning`, of
-    `tf_slim.training`, and of `tf.contrib` if it exists: in their modules, and in loaded code that
-    has imported them by name. Histogram summaries leave out values that are not finite;
+    `tf_slim.training`, and of `tf.contrib` if it exists, both in their modules and in loaded code
+    that has imported them by name. Histogram summaries leave out values that are not finite;
     TensorFlow's own raise for them.
 
     Args:
@@ -126,7 +126,7 @@ def instrument(
 
 
 def _mean_the_same(settings: ScriptSettings, other: ScriptSettings) -> bool:
-    """Whether they differ at most in how a policy is written: 'skip', ['skip'], Skip()."""
+    """Whether they are the same but for the spelling of a policy: 'skip', ['skip'], Skip()."""
     ours, theirs = [
         None if each.on_nan is None else fallbacks_of(each.on_nan) for each in (settings, other)
     ]
@@ -142,8 +142,8 @@ class Instrumentation:
     """What `instrument` did, and how to undo it.
 
     Attributes:
-      settings: what was given to `instrument`.
-      sessions: what guards the sessions.
+      settings: the arguments of `instrument`.
+      sessions: guards the sessions.
     """
 
     def __init__(self, settings: ScriptSettings):
@@ -167,7 +167,7 @@ class Instrumentation:
         )
 
     def uninstrument(self) -> None:
-        """Puts back what was there, everywhere. Train ops that were guarded stay guarded."""
+        """Puts the originals back, everywhere. Train ops that were guarded stay guarded."""
         global _active
         if _active is not self:
             return
@@ -187,7 +187,7 @@ class Instrumentation:
         self._replace(self._replacements_in(module))
 
     def _replacements_in(self, module) -> Dict[Callable, Callable]:
-        """By a function of one of _MODULES, what takes its place."""
+        """By function of one of _MODULES, its replacement."""
         train = self._train if _MODULES[module.__name__] == 'slim' else self._train_monitored
         return {
             module.create_train_op: self._create_train_op(module.create_train_op),
@@ -250,7 +250,7 @@ class Instrumentation:
     def _note_training(
         self, watcher: GateWatcher, before: Counter[str], directory: str, train_op, *_, **__
     ) -> None:
-        """Notes a training, and what was done about its incidents."""
+        """Notes a training, and the actions on its incidents."""
         seen = self.sessions.seen
         steps = watcher.steps if isinstance(watcher, _CountingWatcher) else 0
         seen.note_steps(name_of(gates.as_train_op(train_op)), steps)
@@ -280,7 +280,7 @@ class Instrumentation:
         return train
 
     def _defaults(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """What the code may leave out of a `train`; a policy, unless a hook of its own has one."""
+        """Defaults for a `train` of the code; with a policy, unless a hook of the code has one."""
         defaults: Dict[str, Any] = {
             'capture': self.settings.capture,
             'max_bundles': self.settings.max_bundles,
@@ -329,18 +329,18 @@ def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:
 
 
 def loaded_modules() -> List[Tuple[str, Any]]:
-    """All by name, as they are now: code that runs imports more."""
+    """A copy of all loaded modules, by name: running code imports more."""
     return list(sys.modules.items())
 
 
 def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
-    """Replaces functions wherever a module has them: where defined, and where imported to.
+    """Replaces functions in every module that has them: where defined, and where imported.
 
-    slimguard's own modules keep what they have: they call the originals.
+    slimguard's own modules keep the originals, which they call.
 
     Args:
-      replacements: by the function, what takes its place. All are looked for in one walk, by their
-        identity: there are thousands of modules, and what is in them need not be hashable.
+      replacements: by function, its replacement. One walk looks for all of them, by identity: there
+        are thousands of modules, and their contents need not be hashable.
     """
     by_id = {id(old): new for old, new in replacements.items()}
     for name, module in loaded_modules():

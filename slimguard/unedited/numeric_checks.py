@@ -32,7 +32,7 @@ def replacements() -> Dict[Callable, Callable]:
 
 
 def _without_ours(graph: Any, original: Callable) -> Any:
-    """What `original` returns while `graph` lists no op of ours to this thread."""
+    """The result of `original` while `graph` hides our ops from this thread."""
     list_all, thread = graph.get_operations, threading.get_ident()
     theirs = [op for op in list_all() if not op.name.startswith(graphs.OURS)]
     graph.get_operations = lambda: theirs if threading.get_ident() == thread else list_all()

@@ -28,14 +28,14 @@ _put_back: Dict[str, Any] = {}
 
 
 def install() -> None:
-    """Puts the names back that the installed numpy lacks. Twice is as once."""
+    """Puts back the names that the installed numpy lacks. A second call changes nothing."""
     _put_back.update(_dropped())
     for name, meant in _put_back.items():
         setattr(np, name, meant)
 
 
 def uninstall() -> None:
-    """Undoes what `install` did, but for what the script itself has set since."""
+    """Undoes `install`, except for names that the script itself has set since."""
     for name, meant in _put_back.items():
         if vars(np).get(name) is meant:
             delattr(np, name)
@@ -43,7 +43,7 @@ def uninstall() -> None:
 
 
 def _dropped() -> Dict[str, Any]:
-    """The names that the installed numpy lacks, and what they meant."""
+    """The names that the installed numpy lacks, and their values."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # numpy warns of names that it will have again
         meant: Dict[str, Any] = {name: getattr(builtins, name) for name in _BUILTINS}

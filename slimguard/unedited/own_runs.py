@@ -20,7 +20,7 @@ from slimguard.unedited.train_steps import GuardedStep
 
 
 class HeldBeforeError(UnguardedUpdateError):
-    """Variables hold what is not finite, and no guarded run has written it: the script has."""
+    """Variables hold a NaN or Inf that the script has written, and no guarded run."""
 
 
 def step_of(
@@ -29,11 +29,11 @@ def step_of(
     """The step that a run is; None if it is none, or is left to the script.
 
     Args:
-      find: returns it, called with the other arguments; with variables besides, what is left of it
-        without that which gives these their first values.
+      find: returns the step, given the other arguments; given variables as well, the step without
+        the parts that give these their first values.
       session: the session.
-      fetches: what is fetched.
-      fed: the tensors computed within the step that are fed.
+      fetches: the fetches of the run.
+      fed: the computed tensors of the step that are fed.
     """
     step = find(session, fetches, fed)
     if step is None or not step.written:
@@ -45,16 +45,16 @@ def step_of(
 
 
 def leave_alone(session, step: GuardedStep, error: HeldBeforeError, refusals: Refusals) -> None:
-    """Has a step run as the script made it, in this session, from now on, and says so."""
+    """From now on runs a step as the script made it, in this session, and logs that."""
     refusals.refuse(error.name, error)
     kept_on(session, 'left_alone', set).add(step)
 
 
 def require_finite_before(session, gate: Gate) -> None:
-    """To be called after a bad run that wrote nothing.
+    """Call it after a bad run that wrote nothing.
 
     Raises:
-      HeldBeforeError: if what it would have written was not finite ahead of it.
+      HeldBeforeError: if the variables that it would have written were not finite before it.
     """
     if gate.trains:
         return

@@ -7,10 +7,10 @@ from slimguard.unedited.ending import Account
 
 
 class Refusals:
-    """Says, once for each train op, that it is not guarded, or not against all that was asked for.
+    """Logs, once for each train op, that it is not guarded, or not by all limits asked for.
 
     Args:
-      seen: what became of the trainings, where it is noted as well.
+      seen: the account of the trainings, which notes it as well.
     """
 
     def __init__(self, seen: Account):
@@ -18,14 +18,14 @@ class Refusals:
         self._without_loss: Set[str] = set()  # train ops whose loss was said to be unknown
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Says that something is not guarded, and why not."""
+        """Logs that something is not guarded, and why not."""
         if name not in self._seen.refused:
             what = getattr(error, 'of', 'train op')
             self._seen.note_refused(what, name, str(error))
             log().error('%s %r is NOT guarded: %s', what, name, error)
 
     def say_no_loss(self, name: str, why: str) -> None:
-        """Says that the loss of a train op is not known, and why; '' if it trains no loss."""
+        """Logs that the loss of a train op is not known, and why; '' if it trains no loss."""
         if name not in self._without_loss:
             self._without_loss.add(name)
             log().warning(

@@ -26,7 +26,7 @@ _left: List[Dict[str, Any]] = []
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Does what ``python path arguments`` does. Exceptions of the script pass."""
+    """Does what ``python path arguments`` does. Exceptions of the script are raised."""
     sys.argv[:] = [path] + list(arguments)
     if sys.version_info >= (3, 9):
         path = os.path.abspath(path)
@@ -62,9 +62,9 @@ def _execute(run: Callable[[], Dict[str, Any]]) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Sees to it that the traceback which Python is about to print begins in the script.
+    """Makes the traceback that Python is about to print begin in the script.
 
-    The exception itself goes its way, so that the interpreter ends as it does after any other.
+    The exception itself stays the same, so the interpreter ends as after any other.
     """
     show = sys.excepthook
 
@@ -79,7 +79,7 @@ def _hide_our_frames() -> None:
 
 
 def _drop_hidden_frames(error: BaseException) -> None:
-    """Takes our frames out of an exception's traceback, and out of those that led to it."""
+    """Removes our frames from an exception's traceback, and from those that led to it."""
     seen = set()  # of ids: a chain may lead back to where it began
     shown: Optional[BaseException] = error
     while shown is not None and id(shown) not in seen:

@@ -31,7 +31,7 @@ class FallbackFolder:
         self._lock = threading.RLock()  # a signal may come in the middle
 
     def path(self) -> str:
-        """Its path. Each start has its own: two may be of different scripts or processes."""
+        """Its path. Each start has its own, since two starts may be of different scripts."""
         with self._lock:
             if self._path is None:
                 self._path = self._make()
@@ -63,7 +63,7 @@ class ScriptFolders:
     """Notes the folders that a script tells TensorFlow.
 
     Args:
-      given: where records and bundles are to go; None for where the script keeps the model.
+      given: the folder for records and bundles; None for the folder of the model.
     """
 
     def __init__(self, given: Optional[str]):
@@ -77,7 +77,7 @@ class ScriptFolders:
         kept_on(graph, 'folder', lambda: folder)
 
     def note_resumed(self, graph: tf.Graph, folder: str) -> None:
-        """Notes where a guarded training has left what a graph goes on from."""
+        """Notes where a guarded training has left the checkpoint from which a graph resumes."""
         kept_on(graph, 'resumed_in', lambda: folder)
 
     def note_writer(self, graph: tf.Graph, folder: str) -> None:
@@ -85,15 +85,15 @@ class ScriptFolders:
         self._writers.append((folder, weakref.ref(graph)))
 
     def of_record(self, graph: tf.Graph) -> Optional[str]:
-        """Where what concerns a graph is kept; None while the script has no folder for it."""
+        """The folder of a graph's record and bundles; None while the script has none for it."""
         return self._given or self._of_model(graph) or self._of_anyone()
 
     def of_learning_rate(self, graph: tf.Graph) -> Optional[str]:
-        """Where the factor of a graph's learning rates is kept: where the model is."""
+        """The folder for the factor of a graph's learning rates: that of the model."""
         return self._of_model(graph)
 
     def is_settled(self, graph: tf.Graph) -> bool:
-        """Whether it is known for good where records go: as was said, or where the script saves."""
+        """Whether the folder of records is final: it was given, or is where the script saves."""
         return (self._given or _of_checkpoints(graph)) is not None
 
     def _of_model(self, graph: tf.Graph) -> Optional[str]:
@@ -102,7 +102,7 @@ class ScriptFolders:
         return _of_checkpoints(graph) or next(iter(written), None)
 
     def _of_anyone(self) -> Optional[str]:
-        """The folder of the last writer that was made where nothing is trained."""
+        """The folder of the last writer that was made in a graph without a model."""
         folders = [folder for folder, made_in in self._writers if not _has_variables(made_in())]
         return folders[-1] if folders else None
 

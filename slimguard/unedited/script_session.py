@@ -19,10 +19,10 @@ from slimguard.unedited.train_steps import GuardedStep
 
 
 class ScriptSession(HookedSession):
-    """A session of the script, and what watches its steps.
+    """A session of the script, whose steps a `ScriptWatcher` watches.
 
     Attributes:
-      training: what is done for the training besides its steps.
+      training: does the work of the training besides its steps.
     """
 
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
@@ -39,10 +39,10 @@ class ScriptSession(HookedSession):
         watcher.runs.watch(self._session)
 
     def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
-        """Runs a step behind its gates, in its turn, and lets the policy act.
+        """Runs a step behind its gates when it has the turn, and lets the policy act.
 
         Returns:
-          What the script fetched.
+          The values that the script fetched.
         """
         try:
             with OWN_WORK:
@@ -68,7 +68,7 @@ class ScriptSession(HookedSession):
         return mine
 
     def _gate_step(self, step: GuardedStep) -> Optional[GateStep]:
-        """What runs a step of one gate; None where the watcher is to be asked."""
+        """The `GateStep` that runs a step of one gate; None if the watcher has to be asked."""
         context = tf1.train.SessionRunContext(step.args, self._session)
         if step.quiet is None or not self._watcher.only_looks_at(step.gates[0], context):
             return None
@@ -76,7 +76,7 @@ class ScriptSession(HookedSession):
         return GateStep(*asked, step.args, step.quiet)
 
     def release(self) -> None:
-        """No longer watches."""
+        """Stops watching."""
         self._watcher.end(self._session)
 
 
@@ -90,7 +90,7 @@ _IN_A_THREAD = (
 class _OfTensorFlow(SessionWrapper):
     """A session of the script, with TensorFlow's own `run`.
 
-    A subclass of the script's may have another, which has been called already.
+    A subclass in the script may have a `run` of its own, which has been called already.
     """
 
     def __init__(self, session, run: Callable):

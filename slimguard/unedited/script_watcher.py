@@ -22,9 +22,9 @@ from slimguard.unedited.script_files import ScriptFiles
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
-    """What ends a loop that asks nobody whether to stop: the error of an input that has ended.
+    """The error that ends a loop which does not ask whether to stop: that of an ended input.
 
-    A MonitoredSession asks for that very type.
+    A MonitoredSession accepts exactly that type.
     """
     message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
     error: Any = tf.errors.OutOfRangeError(None, None, message)
@@ -33,17 +33,17 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
 
 
 def is_of_incident(error: BaseException) -> bool:
-    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and no input did."""
+    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and not its input."""
     return hasattr(error, 'incident')
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether `stop_error` made an error, and no input that has ended did."""
+    """Whether `stop_error` made an error, and not the end of an input."""
     return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
 
 
 def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
-    """Runs what 'stop' may end in the midst of it; that is no failure, and said on stderr.
+    """Runs something that 'stop' may end; that is no failure, and stderr says so.
 
     Args:
       files: where the script saves.
@@ -59,14 +59,14 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
 
 
 class ScriptWatcher(GateWatcher):
-    """Does for one session of a script what a `NanLossHook` does.
+    """The `NanLossHook` of one session of a script.
 
     Args:
       on_nan: what happens after a bad step.
-      training: what is known of the training; its evidence may grow.
+      training: the training, whose evidence may grow.
       script_files: where the script keeps its checkpoints.
       on_incidents: called with the incidents of one run, and the logdir with their record, or None
-        where another rank keeps it; the last of them was acted on.
+        if another rank keeps it. The policy acted on the last of them.
       note_jump: as `Histories.note_jump`.
 
     Attributes:
@@ -125,7 +125,7 @@ class ScriptWatcher(GateWatcher):
         GateWatcher.step_was_good(self, session, loss)
 
     def _keep_record(self, graph: tf.Graph) -> Optional[str]:
-        """Makes the record, unless it is there; its logdir. Of ranks, only the first keeps one."""
+        """Makes the record unless it exists; returns its logdir. Only the first rank keeps one."""
         if self.recorded_in is None and not self._ranks.rank:
             self.recorded_in = self._files.logdir_for_record(graph)
             self._journal.keep_in(self.recorded_in)

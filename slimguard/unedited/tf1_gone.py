@@ -65,7 +65,7 @@ GONE = {
 
 
 def explain(name: str) -> str:
-    """Why a name of TensorFlow 1 is not there, and what replaced it."""
+    """The reason why a name of TensorFlow 1 is missing, and its replacement."""
     ancestor = name
     while ancestor and ancestor not in GONE:
         ancestor = ancestor.rpartition('.')[0]
@@ -81,8 +81,8 @@ def explain(name: str) -> str:
 def can_be_imported(name: str) -> bool:
     """Whether a missing name can be imported as a placeholder.
 
-    True below tf.contrib, but for names in a package whose present places are known: there what
-    was below a folder ``python``, where tf.contrib's packages had their files.
+    True below tf.contrib. In a package whose present places are known, true only for names below a
+    folder ``python``, where tf.contrib's packages had their files.
     """
     parts = name.split('.')
     if len(parts) < 3 or parts[1] != 'contrib' or parts[-1].startswith('_'):
@@ -92,7 +92,7 @@ def can_be_imported(name: str) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def placeholder(name: str) -> 'Placeholder':
-    """What is imported under a name that is gone."""
+    """The placeholder that is imported under a name that is gone."""
     return Placeholder(name)
 
 

@@ -47,10 +47,10 @@ from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_
 
 
 class Gated(NamedTuple):
-    """Those of the elements fetched in a run that need the same update, and its gate.
+    """The fetched elements of a run that need the same update, and its gate.
 
     Attributes:
-      beside: those of the elements that only write, where others train.
+      beside: the elements that only write, if others train.
     """
 
     gate: Gate
@@ -59,12 +59,12 @@ class Gated(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the train op that the script fetches, or of what was guarded to make it."""
+        """The name of the train op that the script fetches, or of the op from which it was made."""
         return name_of(self.elements[0])
 
 
 def name_of(train_op: TrainOp) -> str:
-    """What a script calls a train op; not the name of our op that guards it."""
+    """The script's name of a train op, not the name of our op that guards it."""
     op = op_of(gates.original_of(train_op))
     # The value of `assign_sub` of a resource variable is read after the write.
     writes = op.control_inputs if op.type == 'ReadVariableOp' else []
@@ -78,12 +78,12 @@ class GuardedStep:
     Attributes:
       gates: its gates, one for each update of its own.
       names: by gate, the name of the train op that the script fetches; empty if it only writes.
-      args: what the script fetches, with what stands in for what trains, and the train ops of the
-        gates. It is always the same object, which watchers know again.
-      quiet: what the script fetches, in the same structure, with what stands in for what trains
-        where a bad step is told by no word and no error; None where there is no such thing.
-      is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
-      written: the ops of the variables that it may put back, of those that no train op writes.
+      args: the script's fetches, with guarded elements in place of those that train, and the train
+        ops of the gates. It is always the same object, so that watchers recognize it.
+      quiet: the script's fetches in the same structure, with guarded elements whose bad steps
+        neither print nor raise; None if there are none.
+      is_watched: whether something else watches it: a `NanLossHook`, or `slimguard.train`.
+      written: the ops of the variables that it may put back, except those that a train op writes.
     """
 
     gates: Sequence[Gate]
@@ -99,7 +99,7 @@ class GuardedStep:
 
         Args:
           fetches: what the script fetches.
-          parts: what trains, or else writes, among it; at least one.
+          parts: the elements that train, or else write; at least one.
           graph: the graph.
           trains: whether it trains.
         """
@@ -128,7 +128,7 @@ class TrainSteps:
 
     Args:
       graph: the graph; finalized or not.
-      notes: what the optimizers have made.
+      notes: the results of the optimizers.
       max_loss: a larger loss is a bad step; None for no limit.
       on_refusal: called with the name of an update that cannot be guarded, and why not.
       on_no_loss: called with the name of a train op whose loss is not known, and why, or ''.
@@ -155,7 +155,7 @@ class TrainSteps:
         self._steps = RunKinds()
 
     def prepare(self) -> None:
-        """Guards what was built since the last time. To be called before every run of a session."""
+        """Guards the train ops built since the last call. Call it before every run of a session."""
         if self._graph.version == self._version:
             return
         if self._notes.is_built_elsewhere(self._graph):
@@ -176,7 +176,7 @@ class TrainSteps:
         self._version = self._graph.version
 
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
-        """Guards what was built around new updates, before a session has seen it."""
+        """Guards ops that were built around new updates, before a session has seen them."""
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 if is_made_inside(end):
@@ -201,8 +201,8 @@ class TrainSteps:
 
         Args:
           fetches: what the script fetches.
-          fed: those tensors that it feeds which are computed of something that is drawn.
-          without_value: the variables, of those that it writes, that have no value yet.
+          fed: the fed tensors that are computed from drawn values.
+          without_value: the variables written by the run that have no value yet.
         """
         knows_all = self._version == self._graph.version
         step = self._steps.of(self._make_step, fetches, fed, without_value)
@@ -211,7 +211,7 @@ class TrainSteps:
         return step
 
     def names_of_updates(self, fetches) -> List[str]:
-        """The names of those of `fetches` that train, or else write, and that have no gate."""
+        """The names of the elements of `fetches` that train, or else write, without a gate."""
         elements = fetched_elements(fetches, self._graph)
         together = [each for group in self._updates.by_update(elements) for each in group]
         together = together or self._own_updates.among(elements)
@@ -259,7 +259,7 @@ class TrainSteps:
         fed: Sequence[tf.Tensor],
         guard: Optional[Callable[..., gates.Gate]] = None,
     ) -> Optional[Gated]:
-        """What is fetched together, behind its gate; None if it cannot be guarded."""
+        """The elements fetched together, behind their gate; None if they cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
                 made = Gated((guard or self._guard)(together, fed), together)
@@ -280,7 +280,7 @@ class TrainSteps:
         elements: Sequence[TrainOp],
         fed: Sequence[tf.Tensor],
     ) -> List[List[TrainOp]]:
-        """The groups, with what else is fetched and would run what their gates hold back."""
+        """The groups, with other fetched elements that would run writes held by their gates."""
 
         def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
             try:
@@ -309,7 +309,7 @@ class TrainSteps:
         training: Sequence[List[TrainOp]],
         without_value: FrozenSet[tf.Operation],
     ) -> List[TrainOp]:
-        """The elements that write with the batch of the first that train, and do not train."""
+        """The elements that do not train, but write with the batch of the first that train."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
@@ -319,7 +319,7 @@ class TrainSteps:
         return written_beside(others, training[0], self._on_refusal)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
-        """The gate of what is fetched together; a gate of one of them is not in use then."""
+        """The gate of elements fetched together, which replaces a gate of one of them."""
         train_op, loss, max_loss, values = self._to_guard(elements, fed)
         try:
             return guard_with_values(train_op, loss, max_loss, values, fed)
@@ -348,7 +348,7 @@ class TrainSteps:
 
 
 class _ToGuard(NamedTuple):
-    """The arguments of `guard_with_values` for what is fetched together."""
+    """The arguments of `guard_with_values` for elements that are fetched together."""
 
     train_op: TrainOp
     loss: Optional[tf.Tensor]
@@ -363,7 +363,7 @@ def _gated(element: TrainOp) -> Optional[Gated]:
 
 
 def _is_watched(part: Optional[Gated], elements: Sequence[TrainOp]) -> bool:
-    """Whether a run fetches, beside a guarded train op, what its gate tells a hook."""
+    """Whether a run fetches, beside a guarded train op, the tensors that its gate has for hooks."""
     return part is not None and any(each.name in part.gate.untold.counts for each in elements)
 
 
@@ -373,7 +373,7 @@ def _is_left_alone(op: tf.Operation) -> bool:
 
 
 def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
-    """What is guarded: the element that needs all others, or a group of them."""
+    """The train op to guard: the element that needs all others, or a group of them."""
     own = {op_of(element) for element in elements}
     for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
         if own <= set(graphs.ancestors([op_of(element)])):
@@ -389,13 +389,13 @@ def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
 def _through_gates(
     fetches, parts: Sequence[Gated], graph: tf.Graph, train_ops: Sequence[TrainOp]
 ) -> Any:
-    """`fetches`, with what stands in for those that train, in the same structure.
+    """`fetches` in the same structure, with guarded elements in place of those that train.
 
     Args:
       fetches: what a script fetches.
-      parts: what trains among it.
+      parts: the elements among them that train, with their gates.
       graph: the graph.
-      train_ops: by part, what stands in for its train op.
+      train_ops: by part, the guarded train op.
     """
     stand_ins = {
         element_key(element): _stand_in(element, part.gate, train_op)

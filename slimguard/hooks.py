@@ -2,7 +2,7 @@
 
 :class:`NanLossHook` is for every loop that takes `SessionRunHook`s: `slimguard.train`,
 `MonitoredTrainingSession`, `tf_slim.training.train`, an Estimator. TensorFlow's own hook classes
-are here too, under one path on every version of TensorFlow.
+are here, too, under the same path on every version of TensorFlow.
 """
 
 from typing import Optional

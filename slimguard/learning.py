@@ -1,6 +1,6 @@
 """`slim.learning`, guarded: :func:`create_train_op` and :func:`train` in place of slim's.
 
-Every other name of the installed `slim.learning` is here as it is there, so that
+Every other name of the installed `slim.learning` is also here, unchanged, so that
 ``from slimguard import learning`` replaces it.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps the state before the first step in memory, to go back to if there is no checkpoint."""
+"""Keeps the state before the first step in memory, for a rollback without a checkpoint."""
 
 import contextlib
 from typing import Collection, ContextManager, Dict, Iterator, Optional

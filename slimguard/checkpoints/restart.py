@@ -1,4 +1,4 @@
-"""What ``python -m slimguard checkpoints`` says: the checkpoints, and how a restart uses them.
+"""The output of ``python -m slimguard checkpoints``: the checkpoints, and how a restart uses them.
 
 There are two kinds of restart. :func:`slimguard.train` reads the checkpoints and takes the newest
 good one; plain TensorFlow, a `MonitoredTrainingSession` with our hook included, does what the state

@@ -2,8 +2,8 @@
 
 This module also decides which of them is trusted. A state may be finite and ruined already: the
 update that ruins the weights comes some steps before the first NaN. So a state is kept only if its
-loss is not far above earlier losses, and it is on probation until the training has gone on well for
-a while.
+loss is not far above earlier losses, and it is on probation until enough good steps have followed
+it.
 """
 
 import collections

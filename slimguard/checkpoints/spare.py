@@ -1,8 +1,8 @@
 """The spare copy of a checkpoint that is saved over: it stands in while the files are replaced.
 
 A Saver that saves a step a second time, as it does after each restart, replaces two files, and a
-kill between the two leaves a truncated checkpoint as the newest. And the new one may be refused. So
-the old one is kept, and published, under another name meanwhile.
+kill between the two leaves a truncated checkpoint as the newest. The new checkpoint may also be
+refused. So the old one is kept, and published, under another name meanwhile.
 """
 
 import os

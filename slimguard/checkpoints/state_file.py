@@ -1,8 +1,9 @@
 """TensorFlow's state file (``checkpoint``): which checkpoints there are, and which is the newest.
 
-It holds paths, and directories are moved and copied. So a path in it means the checkpoint of that
-name beside the state file, if there is one, whatever folder the path says. TensorFlow itself goes
-by the path as it is written. So the paths written here are relative to the state file's own folder,
+It holds paths, but directories are moved and copied. So slimguard takes a path to mean the
+checkpoint of that name beside the state file, if there is one, whatever folder the path names.
+TensorFlow itself uses the path as it is written. So the paths written here are relative to the
+state file's own folder,
 and the new file is read back with TensorFlow's own function before it replaces the old one.
 
 This module writes the file for repairs, and for a step that is saved again. In any other save

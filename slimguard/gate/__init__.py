@@ -7,7 +7,7 @@ or slim.
     guard.py              guard()
     gate.py               what is known of a guarded train op
     arguments.py          checks what users give: a train op, its loss, the largest loss
-    writing_runs.py       guards runs that train nothing and write all the same
+    writing_runs.py       guards runs that write but train nothing
     written_beside.py     writes fetched beside a train op, which go through its gate
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
@@ -20,10 +20,10 @@ How it works
 ------------
 Looking back from the train op, every op falls into one of three parts (reading/plan.py):
 
-* *forward*: what the loss and the gradients are computed from. It is never touched.
-* *gated*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
-  one of them. These ops are created a second time, behind a switch, and the guarded train op runs
-  those clones. A dead branch is never executed, so a bad step writes nothing. The originals stay in
+* *forward*: the ops that compute the loss and the gradients. They are never touched.
+* *gated*: the writes (optimizer kernels, moving averages, the global step) and all ops that run
+  after one of them. These ops are created a second time, behind a switch, and the guarded train op
+  runs those clones. A dead branch is never executed, so a bad step writes nothing. The originals stay in
   the graph and are not run.
 * *forward writes*: writes that the loss or a gradient waits for, such as the moving averages of
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
@@ -39,16 +39,16 @@ update, and undoes the update from copies if one is bad: this catches a finite g
 overflows inside an optimizer. On the fast path the exact check is a dead branch.
 
 The copies are checked as well, before the update begins. If a copy is not finite, its variable is
-lost; or another process or thread trains the same variable, has made it overflow and is about to
-put it back. Restoring that copy would lose the variable for good, so the step is refused. Variables
+lost, or another process or thread that trains it has made it overflow and is about to put it back.
+Restoring that copy would lose the variable for good, so the step is refused. Variables
 that are assigned, and not computed from their old value, are exempt: one may begin as an Inf.
 
 Small values do not suffice for writes inside loops and functions, and for kernels that can make a
 NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py).
 With one of these no step takes the fast path: each is a *trial*, with copies of the variables that
 it writes. If a kernel's argument is no constant, each step compares it with its range instead. A
-write that is computed from updated variables is known to stay finite if it is an average, a copy or
-the like (reading/late_writes.py); with any other, each step is a trial as well.
+write that is computed from updated variables stays finite if it is an average, a copy or the like
+(reading/late_writes.py); with any other such write, each step is a trial as well.
 
 On a cluster, the task of the loss decides. Each other task that holds variables gets one number,
 the decision, and makes its own switches from it: it copies, checks and restores its variables where

@@ -1,4 +1,4 @@
-"""`Gate`: what is known of a guarded train op; and the gates of a graph."""
+"""`Gate`: the tensors and properties of a guarded train op; and the gates of a graph."""
 
 import dataclasses
 from typing import (

@@ -1,4 +1,4 @@
-"""Guards runs that train nothing and write all the same, such as moving averages of batch norm.
+"""Guards runs that write but train nothing, such as updates of batch norm's moving averages.
 
 If batch norm updates them in its forward pass, such a run writes variables that a guarded train op
 of the same model puts back after a bad step; other scripts run slim's update ops by themselves.

@@ -1,6 +1,6 @@
 """The journal of a training: each incident goes to the log, the record's file and TensorBoard.
 
-In the log the first line says what made the step bad and where, the second what was done.
+In the log the first line gives the cause and its place, the second line the action.
 """
 
 import time

@@ -1,6 +1,6 @@
 """What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`.
 
-A policy only answers one question: is it still willing, given how the training went so far? The
+A policy answers only one question: does it still take an incident, given the training so far? The
 loop that runs the training carries out its action. Policies are plain values: they hold no state,
 compare by their arguments, and can be used in several trainings.
 """

@@ -1,6 +1,6 @@
 """The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, and read.
 
-It has one JSON object a line: the attributes of an `Incident`, and the process that it happened in.
+It has one JSON object on each line: the attributes of an `Incident`, and its process.
 A guarded training makes the file when it begins: an empty file means that there was no incident,
 and no file means that nothing was guarded. Each line is one write to a file opened for appending,
 so several workers may share it, and a write that is cut short (by a kill, or a full disk) costs

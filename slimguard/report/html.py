@@ -1,6 +1,7 @@
 """The report as one HTML page. It loads nothing: no script, no font, no image.
 
-Its looks are in ``templates/``. The template engine escapes all text that comes from the run; the
+Its HTML and its styles are in ``templates/``. The template engine escapes all text that comes from
+the run; the
 library that writes the charts as XML escapes the text in them.
 """
 

@@ -227,7 +227,7 @@ def _why(full_name: str, error: AttributeError) -> str:
 
 
 def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.ModuleType:
-    """A stand-in for a module in one ``from module import ...``; the module itself stays as it is."""
+    """A stand-in for a module in one ``from module import ...``; the module itself is unchanged."""
     holder = types.ModuleType(module.__name__)
     vars(holder).update(placeholders, __getattr__=functools.partial(getattr, module))
     return holder

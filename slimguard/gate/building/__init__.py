@@ -8,13 +8,13 @@ The files, in the order of a step:
     step_checks.py        the exact checks before and after the update
     finite_checks.py      exact checks of many values
     flags.py              what checks found: flags, each with a label, and a sentence made of them
-    ranks.py              tells all processes that train together what one of them found
+    ranks.py              sends the findings of one process to all that train together
     rank_libraries.py     finds such processes: Horovod's, or those of a strategy
-    shared_signals.py     the signals that such processes tell each other of
+    shared_signals.py     the signals that such processes send each other
     tasks.py              the tasks that hold variables: each copies, updates and undoes its own
     gated_clones.py       creates the gated ops a second time, behind a switch
     outcome.py            the tensors to fetch, and the value that the guarded train op returns
-    announcement.py       prints or raises where nobody watches
-    untold.py             keeps the bad steps that a watcher is yet to be told of
+    announcement.py       prints or raises if no watcher is there
+    untold.py             keeps the bad steps that no watcher has read yet
     measures.py           the loss, learning rate and gradients of a step, good or bad
 """

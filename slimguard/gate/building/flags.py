@@ -1,6 +1,6 @@
 """What checks found: flags in the graph, each with a label; and a sentence made of the labels.
 
-Nothing is decided here. The graph decides, by what builder.py put there.
+Nothing is decided here: the ops that builder.py adds to the graph decide.
 """
 
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple

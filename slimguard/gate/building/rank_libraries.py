@@ -1,6 +1,6 @@
 """Finds out whether the ranks of Horovod or of TensorFlow share a step: :func:`ranks_of`.
 
-The graph, and the library of its collectives, tell it.
+It reads the graph, and asks the library of its collectives.
 """
 
 import collections

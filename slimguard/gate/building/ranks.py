@@ -7,8 +7,8 @@ that decides about it goes through a collective of our own: whether the step tak
 and, off the fast path, what each exact check found. The collective is a sum: of the ranks that say
 no; or of tables in which each rank fills its own row, so that all ranks know what each has found.
 
-The first such message of a step also says which signals a rank has heard, so that all end after the
-same step. Before its first one, each rank tells the others what it checks.
+The first such message of a step also says which signals a rank has received, so that all end after
+the same step. Before the first step, each rank sends the others what it checks.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Signals that ranks tell each other of, so that all end after the same step."""
+"""Signals that ranks send each other, so that all end after the same step."""
 
 import signal
 import weakref

@@ -1,12 +1,12 @@
-"""The tasks that hold variables of a gate, and how each is told of the decision.
+"""The tasks that hold variables of a gate, and how each gets the decision.
 
 In a training on one machine there is one task. Every message to another crosses the network. So
 each task works alone as far as it can: it copies its variables, checks them, and puts them back.
 The decision, its flags and its strings stay on the task's CPU, which reads them in any case; other
 devices have no kernels for strings.
 
-builder.py makes the decision. Off the fast path a task is told three times: when to copy its
-variables, when all copies are known to be good, and how the step ended.
+builder.py makes the decision. Off the fast path a task gets three messages: when to copy its
+variables, whether all copies are good, and how the step ended.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence

@@ -1,7 +1,7 @@
-"""Late values: they are computed after a gated write, so they cannot be checked before it.
+"""Late values are computed after a gated write, so they cannot be checked before it.
 
-The values that they are computed from can be. :class:`LateValues` follows a late value back to
-these, as long as the ops in between make finite numbers of finite ones, but for sums that overflow.
+But their inputs can be checked. :class:`LateValues` follows a late value back to these, as long as
+the ops in between make finite numbers from finite ones, except for sums that overflow.
 
 Some writes of late values are known to stay finite, in any number of steps:
 
@@ -12,8 +12,8 @@ Some writes of late values are known to stay finite, in any number of steps:
   the step itself has made `m` of checked values, and `v` is never below zero. As a trial, a step of
   an embedding would take half as long again.
 
-Any other late write makes the step a trial, and so does one that reads a variable which the step
-does not write, since others may write anything to that; and a sum in float16, whose range is small.
+Any other late write makes the step a trial. So does a write that reads a variable which the step
+does not write, since others may write anything to it; and a sum in float16, whose range is small.
 In other dtypes variables are assumed to be smaller than half of the largest number, so that a
 difference of two is finite.
 """

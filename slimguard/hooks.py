@@ -53,10 +53,10 @@ class NanLossHook(GateWatcher, NanTensorHook):
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step has changed
     nothing when this hook sees it. With any other train op, or a loss that the gate does not check,
     the hook notices a bad loss only after the update, as TensorFlow's `NanTensorHook` does; the
-    incident says so. The hook watches runs of a train op only: other runs cost nothing
-    and draw no batch. When its session begins, the hook makes the graph's histogram summaries leave
-    out values that are not finite. TensorFlow's own summaries raise for them, in the run of the
-    train op or in a thread, and end the training.
+    incident says so. The hook watches runs of a train op only: other runs cost nothing and draw no
+    batch. When its session begins, the hook makes the graph's histogram summaries leave out values
+    that are not finite. TensorFlow's own summaries raise for them, in the run of the train op or in
+    a thread, and end the training.
 
     In a loop other than `slimguard.train`, the hook of the process that saves takes over these
     tasks of `slimguard.train`, if it knows the directory: the saver becomes a `FiniteSaver` with

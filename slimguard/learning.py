@@ -186,15 +186,14 @@ def train(
     ends, or KeyboardInterrupt is raised. If the step takes longer than `preemption_seconds`, the
     state is saved in the middle of the step, and the process ends. A second Ctrl-C does not wait
     for the step. Ctrl-C at a prompt or in a notebook never ends the process. The record of
-    incidents is
-    ``logdir/slimguard/incidents.jsonl``; the chief also writes them to the run's summaries.
-    Histogram summaries leave out values that are not finite; TensorFlow's own raise for them, and
-    end the training.
+    incidents is ``logdir/slimguard/incidents.jsonl``; the chief also writes them to the run's
+    summaries. Histogram summaries leave out values that are not finite; TensorFlow's own raise for
+    them, and end the training.
 
     The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end all,
-    the job ends when the chief ends, and a rollback takes all processes back to the newest
-    finite checkpoint. If a process is gone for a while (`AbortedError`, `UnavailableError`), the
-    others begin a new session.
+    the job ends when the chief ends, and a rollback takes all processes back to the newest finite
+    checkpoint. If a process is gone for a while (`AbortedError`, `UnavailableError`), the others
+    begin a new session.
 
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,

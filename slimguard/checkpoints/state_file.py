@@ -3,8 +3,8 @@
 It holds paths, but directories are moved and copied. So slimguard takes a path to mean the
 checkpoint of that name beside the state file, if there is one, whatever folder the path names.
 TensorFlow itself uses the path as it is written. So the paths written here are relative to the
-state file's own folder,
-and the new file is read back with TensorFlow's own function before it replaces the old one.
+state file's own folder, and the new file is read back with TensorFlow's own function before it
+replaces the old one.
 
 This module writes the file for repairs, and for a step that is saved again. In any other save
 TensorFlow's own Saver writes it: see finite_saver.py.

@@ -23,8 +23,8 @@ Looking back from the train op, every op falls into one of three parts (reading/
 * *forward*: the ops that compute the loss and the gradients. They are never touched.
 * *gated*: the writes (optimizer kernels, moving averages, the global step) and all ops that run
   after one of them. These ops are created a second time, behind a switch, and the guarded train op
-  runs those clones. A dead branch is never executed, so a bad step writes nothing. The originals stay in
-  the graph and are not run.
+  runs those clones. A dead branch is never executed, so a bad step writes nothing. The originals
+  stay in the graph and are not run.
 * *forward writes*: writes that the loss or a gradient waits for, such as the moving averages of
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
@@ -40,14 +40,14 @@ overflows inside an optimizer. On the fast path the exact check is a dead branch
 
 The copies are checked as well, before the update begins. If a copy is not finite, its variable is
 lost, or another process or thread that trains it has made it overflow and is about to put it back.
-Restoring that copy would lose the variable for good, so the step is refused. Variables
-that are assigned, and not computed from their old value, are exempt: one may begin as an Inf.
+Restoring that copy would lose the variable for good, so the step is refused. Variables that are
+assigned, and not computed from their old value, are exempt: one may begin as an Inf.
 
 Small values do not suffice for writes inside loops and functions, and for kernels that can make a
-NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py).
-With one of these no step takes the fast path: each is a *trial*, with copies of the variables that
-it writes. If a kernel's argument is no constant, each step compares it with its range instead. A
-write that is computed from updated variables stays finite if it is an average, a copy or the like
+NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py). With one
+of these no step takes the fast path: each is a *trial*, with copies of the variables that it
+writes. If a kernel's argument is no constant, each step compares it with its range instead. A write
+that is computed from updated variables stays finite if it is an average, a copy or the like
 (reading/late_writes.py); with any other such write, each step is a trial as well.
 
 On a cluster, the task of the loss decides. Each other task that holds variables gets one number,

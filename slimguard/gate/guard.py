@@ -70,8 +70,8 @@ def guard(
     the variable ahead of it; the write op gets one more control input for that. Nothing else that
     exists in the graph changes. New ops live under the scope ``slimguard``. If a
     `SyncReplicasOptimizer` made the train op, the chief's update gets a gate as well, which the
-    optimizer's queue runner runs from then on. If `train_op` is in the TRAIN_OP
-    collection, the returned op takes its place there.
+    optimizer's queue runner runs from then on. If `train_op` is in the TRAIN_OP collection, the
+    returned op takes its place there.
 
     In a replica of a `tf.distribute` strategy, as in the `model_fn` of an Estimator with a
     `MirroredStrategy`, all replicas call this, and get one gate. Its loss is the mean of theirs, so
@@ -96,9 +96,9 @@ def guard(
     Raises:
       TypeError: if `train_op` is neither a Tensor nor an Operation.
       ValueError: if a write can be neither held back nor put back; if `train_op` is made inside of
-        a loop or function, which would run it and not its gate; if `loss` is no floating
-        scalar of the same graph, or is made in a loop or branch that does not hold `train_op`;
-        if `max_loss` is not positive and finite, or there is no loss.
+        a loop or function, which would run it and not its gate; if `loss` is no floating scalar of
+        the same graph, or is made in a loop or branch that does not hold `train_op`; if `max_loss`
+        is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
     train_op = as_train_op(train_op)

@@ -3,8 +3,8 @@
 For each new set of fetches and feeds, a session of TensorFlow 1.15 has Grappler optimize the whole
 graph: a quarter of a second for 15,000 ops, where most of our runs take a few milliseconds.
 Grappler skips a run that feeds a tensor whose shape is not in the GraphDef (a placeholder's shape
-is). So each run of ours feeds such a tensor, which no op needs. Newer versions first
-drop the ops that a run does not need; there the feed costs and saves nothing.
+is). So each run of ours feeds such a tensor, which no op needs. Newer versions first drop the ops
+that a run does not need; there the feed costs and saves nothing.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence

@@ -234,8 +234,8 @@ class Rollback(Policy):
       on_rollback: called as ``on_rollback(session, incident)`` once the state is restored.
       learning_rate: the factor of the learning rate after each rollback, for good: with 0.5 the
         updates after the second rollback use a quarter of the rate. It works with every optimizer
-        and schedule, and stays after a restart of the training. Above 0, and at most 1.
-        Default: the learning rate stays.
+        and schedule, and stays after a restart of the training. Above 0, and at most 1. Default:
+        the learning rate stays.
       snapshots: how many states to keep, as copies of all variables in memory: one that is not
         trusted yet, and others spread over the steps so far. If they would take more than half of
         the free memory, none is kept, and a log line says so. At least 2, or 0 for none. A job with

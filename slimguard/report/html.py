@@ -1,8 +1,7 @@
 """The report as one HTML page. It loads nothing: no script, no font, no image.
 
 Its HTML and its styles are in ``templates/``. The template engine escapes all text that comes from
-the run; the
-library that writes the charts as XML escapes the text in them.
+the run; the library that writes the charts as XML escapes the text in them.
 """
 
 import functools

@@ -140,8 +140,8 @@ def watch(
     """Gives a plain session hooks and policies.
 
     The returned session behaves like the given one. It calls the hooks only for runs of a train op:
-    a guarded one, or any op that runs an optimizer. `watch` itself calls the hooks' `begin`
-    and `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
+    a guarded one, or any op that runs an optimizer. `watch` itself calls the hooks' `begin` and
+    `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
     initialize the variables first.
 
         with tf.compat.v1.Session() as session:

@@ -61,10 +61,10 @@ def instrument(
 
     Every update that an optimizer of TensorFlow 1 makes from here on gets a gate when a session
     runs it, in any loop. The policy acts in `Session.run`: it raises `NanLossError` for 'raise',
-    and `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback'
-    restores the newest finite checkpoint that the code's own `Saver` wrote, or the state before the
-    first step. A `Saver` refuses a save that is not finite, and a `NanTensorHook` leaves a guarded
-    training to the policy. The log names, once, each update that cannot be guarded.
+    and `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback' restores the
+    newest finite checkpoint that the code's own `Saver` wrote, or the state before the first step.
+    A `Saver` refuses a save that is not finite, and a `NanTensorHook` leaves a guarded training to
+    the policy. The log names, once, each update that cannot be guarded.
 
     Guarded functions replace `create_train_op` and `train` of `slim.learning`, of
     `tf_slim.training`, and of `tf.contrib` if it exists, both in their modules and in loaded code

@@ -36,8 +36,8 @@ def is_native() -> bool:
 def install() -> None:
     """Gives the script the names of TensorFlow 1, and turns the behaviour of version 2 off.
 
-    Puts numpy's old names back, too.
-    Call it before TensorFlow is imported. Does nothing on TensorFlow 1.x.
+    Puts numpy's old names back, too. Call it before TensorFlow is imported. Does nothing on
+    TensorFlow 1.x.
     """
     # tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as they were.
     if importlib.util.find_spec('tf_keras') is not None:
@@ -62,8 +62,8 @@ def uninstall() -> None:
 def let_flags_be_redefined() -> None:
     """Lets scripts define flags that absl now defines itself, such as ``log_dir``.
 
-    TensorFlow 1 had flags of its own; absl's, which replaced them, cannot be defined twice.
-    Call it once TensorFlow is imported.
+    TensorFlow 1 had flags of its own; absl's, which replaced them, cannot be defined twice. Call it
+    once TensorFlow is imported.
     """
     from absl import flags
 

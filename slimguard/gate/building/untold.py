@@ -2,9 +2,9 @@
 
 A bad step prints a line or raises; in a watched session it must not. Feeding a flag for this would
 take a third of the time of a small step. So the flag is a state of the session, and only a bad step
-acts on it: it stores its report. With each step a watcher fetches one
-number, how many bad steps are kept, and takes them if there are any. It also gets the bad steps of
-runs that it did not see, as when a script runs the session past its hooks.
+acts on it: it stores its report. With each step a watcher fetches one number, how many bad steps
+are kept, and takes them if there are any. It also gets the bad steps of runs that it did not see,
+as when a script runs the session past its hooks.
 """
 
 import functools

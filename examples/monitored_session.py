@@ -8,13 +8,14 @@ import slimguard
 
 tf.disable_v2_behavior()
 step = tf.train.get_or_create_global_step()
+# x is NaN in one step of ten.
 x = tf.where(tf.equal(tf.random_uniform([], 0, 10, tf.int32, seed=1), 0), float('nan'), 3.0)
-w = tf.get_variable('w', [])  # x is NaN in one step of ten
+w = tf.get_variable('w', [])
 loss = tf.square(x - w)
 train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
 
 train_op = slimguard.guard(train_op, loss=loss)  # 1. a bad step changes nothing
-hooks = [slimguard.NanLossHook(loss, on_nan='skip')]  # 2. and what happens then
+hooks = [slimguard.NanLossHook(loss, on_nan='skip')]  # 2. the next batch comes
 hooks.append(tf.train.StopAtStepHook(last_step=30))
 with tf.train.MonitoredTrainingSession(checkpoint_dir=tempfile.mkdtemp(), hooks=hooks) as session:
     while not session.should_stop():

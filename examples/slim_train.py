@@ -2,7 +2,7 @@
 
 python examples/slim_train.py                           # a healthy training
 python examples/slim_train.py --nan_every=10            # one pixel of every tenth batch is NaN
-python examples/slim_train.py --explode_at=300          # from there on the learning rate is wrong
+python examples/slim_train.py --explode_at=300          # from step 300 the learning rate is wrong
 python examples/slim_train.py --nan_every=10 --stock    # the same with plain tf-slim
 """
 
@@ -22,8 +22,8 @@ import slimguard  # also puts back what tf-slim needs and newer versions of Tens
 
 tf1 = tf.compat.v1
 
-# A bad batch is skipped. After three in a row, training goes back to a good state and on from
-# there with a tenth of the learning rate; if that does not help three times, it ends.
+# Skip a bad batch. After three in a row, go back to a good state and continue with a tenth of the
+# learning rate. After three such rollbacks, end.
 ON_NAN = 'skip:3,rollback:3x0.1,raise'
 
 
@@ -32,7 +32,7 @@ def train(total_loss, optimizer, logdir, steps, check_numerics=False, on_nan=ON_
     train_op = slimguard.create_train_op(total_loss, optimizer, check_numerics=check_numerics)
     # Equal probabilities for all ten digits have a loss of 2.3, so 5 is bad although it is finite.
     guard = slimguard.NanLossHook(total_loss, on_nan=on_nan, max_loss=5.0)
-    # The loss curve. In a collection slim would compute it in a run of its own, on another batch.
+    # The loss curve, in no collection: slim would compute it in a run of its own, on another batch.
     summary = tf1.summary.scalar('total_loss', total_loss, collections=[])
     hooks = [guard, tf1.train.SummarySaverHook(10, output_dir=logdir, summary_op=summary)]
     try:

@@ -1,12 +1,12 @@
 """Trains the digits of slim_train.py on parameter servers and workers, under slimguard.
 
-Each process is started with its place in the cluster, as flags or in the environment's TF_CONFIG.
+Start each process with its place in the cluster, as flags or in the environment's TF_CONFIG.
 The first worker is the chief: it saves, and prints the result. Its command is:
 
   python examples/slim_train_cluster.py --logdir=/tmp/digits --ps_hosts=localhost:2220 \
     --worker_hosts=localhost:2221,localhost:2222 --job_name=worker --task_index=0
 
-Copy `train`: its arguments of `slimguard.train` are all that a cluster needs.
+Copy `train`: a cluster needs only the arguments that it passes to `slimguard.train`.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def require(condition, complaint):
 
 
 def read_tf_config():
-    """Returns the cluster, and the task of this process, from the environment, if it has them."""
+    """Returns the cluster and the task of this process from TF_CONFIG; empty dicts if not set."""
     try:
         config = json.loads(os.environ.get('TF_CONFIG') or '{}')
         return dict(config.get('cluster', {})), dict(config.get('task', {}))
@@ -135,7 +135,7 @@ def require_addresses(cluster):
 
 
 def find_place(args):
-    """Returns the Place, from the flags and, where they say nothing, from TF_CONFIG."""
+    """Returns the Place, from the flags, and from TF_CONFIG for what the flags leave out."""
     cluster, task = read_tf_config()
     hosts = {'ps': args.ps_hosts, 'worker': args.worker_hosts}
     cluster.update({job: given.split(',') for job, given in hosts.items() if given})

@@ -2,7 +2,7 @@
 
 :class:`NanLossHook` is for every loop that takes `SessionRunHook`s: `slimguard.train`,
 `MonitoredTrainingSession`, `tf_slim.training.train`, an Estimator. TensorFlow's own hook classes
-are here too, under one path on every version of TensorFlow.
+are here, too, under the same path on every version of TensorFlow.
 """
 
 from typing import Optional
@@ -48,15 +48,15 @@ __all__ = [
 
 
 class NanLossHook(GateWatcher, NanTensorHook):
-    """Watches the loss, and with a guarded train op every write; acts on a bad step by policy.
+    """Watches the loss and, with a guarded train op, every write; applies the policy to a bad step.
 
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step has changed
-    nothing when this hook sees it. With any other train op, or with a loss that the gate does not
-    check, the hook notices a bad loss as TensorFlow's `NanTensorHook` does, after the update was
-    written; the incident says so. The hook watches runs of a train op only: other runs cost nothing
-    and draw no batch. When its session begins, the hook makes the graph's histogram summaries leave
-    out values that are not finite. TensorFlow's own summaries raise for them, in the run of the
-    train op or in a thread, and end the training.
+    nothing when this hook sees it. With any other train op, or a loss that the gate does not check,
+    the hook notices a bad loss only after the update, as TensorFlow's `NanTensorHook` does; the
+    incident says so. The hook watches runs of a train op only: other runs cost nothing and draw no
+    batch. When its session begins, the hook makes the graph's histogram summaries leave out values
+    that are not finite. TensorFlow's own summaries raise for them, in the run of the train op or in
+    a thread, and end the training.
 
     In a loop other than `slimguard.train`, the hook of the process that saves takes over these
     tasks of `slimguard.train`, if it knows the directory: the saver becomes a `FiniteSaver` with
@@ -68,22 +68,22 @@ class NanLossHook(GateWatcher, NanTensorHook):
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
       on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
         `Incident` and returns any of these, or None to leave it to `fail_on_nan_loss`; or a list of
-        these: when one is used up, the next takes over.
+        these, in which the next takes over when one is used up.
       max_loss: a larger loss is an incident, too; a positive finite number. Default: no limit.
         `slimguard.guard` says what it can do, and what it cannot.
       logdir: the directory for the record of incidents (``slimguard/incidents.jsonl``), in which a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, made absolute here. Default:
         the logdir of `slimguard.train`, or the directory that the session saves to, if it has a
         `checkpoint_dir` or a `CheckpointSaverHook`; a log line names it. If you pass another
-        directory than that, the hook takes it, and a warning says so. Without any directory no
-        record is kept; the log says so at the first incident.
+        directory, the hook uses yours, and a warning says so. Without any directory the hook keeps
+        no record; the log says so at the first incident.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
-      capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
-        made it bad, and, where checkpoints are saved, to write that into a bundle.
+      capture: whether to keep the values that a bad step drew (its batch, its dropout masks), to
+        look for the cause, and, if checkpoints are saved, to write a bundle.
       max_bundles: how many bundles there may be in the directory.
-      progress: whether to show a progress bar, where stderr is a terminal, or in a notebook. It
-        needs the extra `progress`.
+      progress: whether to show a progress bar, if stderr is a terminal, or in a notebook. It needs
+        the extra `progress`.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; see
         `slimguard.train`.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above that of the last
@@ -91,8 +91,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
         norms. 0 for none. Default: 200, or the `history` of `slimguard.train`.
 
-    In `slimguard.train`, the values given there for `capture`, `max_bundles`, `progress` and
-    `preemption_seconds` hold.
+    In `slimguard.train`, the hook uses the `capture`, `max_bundles`, `progress` and
+    `preemption_seconds` of `train`.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad

@@ -1,6 +1,6 @@
 """`slim.learning`, guarded: :func:`create_train_op` and :func:`train` in place of slim's.
 
-Every other name of the installed `slim.learning` is here as it is there, so that
+Every other name of the installed `slim.learning` is also here, unchanged, so that
 ``from slimguard import learning`` replaces it.
 """
 
@@ -76,9 +76,9 @@ def create_train_op(
     """Creates a train op as `slim.learning.create_train_op` does, and guards it.
 
     A step whose loss, gradients or moving averages are not finite writes nothing: see
-    `slimguard.guard`. With ``check_numerics=True`` such a step raises
-    `tf.errors.InvalidArgumentError`, before any update. With False a `NanLossHook` or
-    `slimguard.train` acts on it; without either, the step prints one line.
+      `slimguard.guard`. With ``check_numerics=True`` such a step raises
+      `tf.errors.InvalidArgumentError`, before any update. With ``check_numerics=False`` a
+      `NanLossHook` or `slimguard.train` acts on the step; without either, it prints one line.
 
     Args:
       total_loss: the loss, a floating scalar Tensor.
@@ -100,8 +100,8 @@ def create_train_op(
       A Tensor that, when evaluated, applies the gradients and returns the loss.
 
     Raises:
-      TypeError, ValueError: if `total_loss` is no floating scalar Tensor or `optimizer` none of
-        TensorFlow 1; whatever slim raises for its other arguments.
+      TypeError, ValueError: if `total_loss` is no floating scalar Tensor or `optimizer` is not one
+        of TensorFlow 1; whatever slim raises for its other arguments.
       RuntimeError: in eager mode; if the graph is finalized, as it is after `train`.
     """
     gates.require_loss(total_loss, 'total_loss')
@@ -174,25 +174,25 @@ def train(
     spike: AnySpike = None,
     history: int = STEPS,
 ) -> Any:
-    """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
+    """Trains as `slim.learning.train` does, with hooks, and loses no weights to a NaN.
 
     All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
     which runs the loop. A train op that is not guarded is guarded first.
 
-    Checkpoints go through a `FiniteSaver`, also if you give a `saver`. If the chief finds its
-    newest checkpoint damaged or not finite, it says so, and resumes from the newest good one. On
-    SIGTERM or Ctrl-C the step under way finishes and the state is saved; then the process ends, or
-    KeyboardInterrupt is raised. If the step takes longer than `preemption_seconds`, the state is
-    saved as it is, and the process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in
-    a notebook never ends the process. The record of incidents is
-    ``logdir/slimguard/incidents.jsonl``; the chief also writes them to the run's summaries.
-    Histogram summaries leave out values that are not finite; TensorFlow's own raise for them, and
-    end the training.
+    Checkpoints go through a `FiniteSaver`, even if you give a `saver`. If the chief's newest
+    checkpoint is damaged or not finite, the log says so, and the chief resumes from the newest good
+    one. On SIGTERM or Ctrl-C the step under way finishes and the state is saved; then the process
+    ends, or KeyboardInterrupt is raised. If the step takes longer than `preemption_seconds`, the
+    state is saved in the middle of the step, and the process ends. A second Ctrl-C does not wait
+    for the step. Ctrl-C at a prompt or in a notebook never ends the process. The record of
+    incidents is ``logdir/slimguard/incidents.jsonl``; the chief also writes them to the run's
+    summaries. Histogram summaries leave out values that are not finite; TensorFlow's own raise for
+    them, and end the training.
 
     The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end all,
-    the chief's end is the end of the job, and a rollback takes all processes back to the newest
-    finite checkpoint. If a process is gone for a while (`AbortedError`, `UnavailableError`), the
-    others make a new session.
+    the job ends when the chief ends, and a rollback takes all processes back to the newest finite
+    checkpoint. If a process is gone for a while (`AbortedError`, `UnavailableError`), the others
+    begin a new session.
 
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
@@ -215,8 +215,8 @@ def train(
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
-      preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
-        than the time that the sender of the signal gives the process.
+      preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C.
+        Choose less than the time that the sender of the signal gives the process.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above that of the last
         good steps is a bad step, too, and writes nothing. True for its defaults. Default: none.
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
@@ -224,15 +224,15 @@ def train(
       **: the documentation of `slim.learning.train` explains the others.
 
     Returns:
-      The loss after training: that of the last good step, or NaN if there was none.
+      The loss of the last good step, or NaN if there was none.
 
     Raises:
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
       TypeError, ValueError: as `slim.learning.train`; if an argument has a bad value, or disagrees
-        with a hook; if the train op cannot be guarded or is of another graph; if `logdir` holds a
-        wild card, since TensorFlow could not restore a checkpoint from there.
+        with a hook; if the train op cannot be guarded or belongs to another graph; if `logdir`
+        holds a wild card, since TensorFlow could not restore a checkpoint from there.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.

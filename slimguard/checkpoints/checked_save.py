@@ -1,4 +1,4 @@
-"""A Saver's save, read back before anybody is told of it: only what is whole and finite stays.
+"""A Saver's save, read back before it is published: only a whole and finite checkpoint stays.
 
 The Saver's own op writes the files, and the Saver writes its state file when that op has run. In
 between the checkpoint is read from the disk, every byte and every float. If it is not good, its
@@ -25,17 +25,17 @@ from slimguard.graph.sessions import SessionWrapper
 from slimguard.graph.single_runs import run_once
 from slimguard.system.log import log
 
-# How often a save is tried if a gate may just be undoing a NaN, and the seconds in between.
+# How often to try a save while a gate may be undoing a NaN, and the seconds between two tries.
 _TRIES, _PAUSE = 5, 0.05
 
 
 class NotGood(Exception):
-    """A checkpoint is not to be published.
+    """A checkpoint must not be published.
 
     Attributes:
       found: what was found in it.
       path: its prefix.
-      step: the global step in its name, or else in it; or None.
+      step: the global step in its name, or else in the checkpoint; or None.
     """
 
     def __init__(self, found: Inspection, path: str):

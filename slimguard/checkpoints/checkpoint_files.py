@@ -1,6 +1,6 @@
-"""The files of checkpoints on disk, told by their names alone; none is opened.
+"""Finds the files of checkpoints on disk by their names; opens none.
 
-Also the files that a save leaves behind where it fails.
+Also finds the files that a failed save leaves behind.
 """
 
 import glob
@@ -32,7 +32,7 @@ _LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
 
 
 class Checkpoint(NamedTuple):
-    """What is known of a checkpoint without opening its files.
+    """The properties of a checkpoint that are known without opening its files.
 
     Attributes:
       path: the prefix, as `tf.compat.v1.train.Saver.restore` takes it.
@@ -84,7 +84,7 @@ def _remove_files(names: List[str]) -> None:
             else:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
         except (OSError, tf.errors.OpError):
-            continue  # it is gone; or a folder of an object store, which goes with its files
+            continue  # removed; or a folder of an object store, which goes with its files
 
 
 def reason_of(error: tf.errors.OpError) -> str:
@@ -107,7 +107,7 @@ def link(path: str, other: str) -> None:
         second = other + name[len(path) :]
         try:
             os.link(name, second)
-        except OSError:  # another file system than a local disk
+        except OSError:  # not on a local disk
             tf.io.gfile.copy(name, second, overwrite=True)
 
 
@@ -124,7 +124,7 @@ def paths_in(folder: str) -> Iterator[str]:
         path = os.path.join(folder, prefix)
         shards = [n for n in names if re.match(re.escape(prefix) + r'-\d{5}-of-\d{5}$', n)]
         if prefix + '.index' not in there and prefix not in there and shards:
-            path += '-?????' + shards[0][len(prefix) + 6 :]  # as V1 names its shards together
+            path += '-?????' + shards[0][len(prefix) + 6 :]  # V1 names its shards together
         if prefix + '.index' in there or prefix in there or shards:
             yield path
 

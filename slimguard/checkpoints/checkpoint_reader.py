@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 
 class UnreadableError(OSError):
-    """A checkpoint is there, and cannot be read (rights, a failing disk): it may be good."""
+    """A checkpoint exists but cannot be read (rights, a failing disk): it may be good."""
 
 
 class Inspection(NamedTuple):
@@ -51,9 +51,9 @@ class Inspection(NamedTuple):
 def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
     """The newest checkpoint in `logdir` whose files are whole and whose floats are finite.
 
-    Takes the place of `tf.train.latest_checkpoint`, which returns what the state file says. This
+    Use it in place of `tf.train.latest_checkpoint`, which returns what the state file says. This
     function also reads checkpoints that the state file does not name: those that another program
-    forgot, and one whose process was killed before it wrote the state file.
+    left out, and one whose process was killed before it wrote the state file.
 
     Args:
       logdir: a directory (a str, bytes or `os.PathLike`), on any file system that `tf.io.gfile`
@@ -113,7 +113,7 @@ def inspect(path: str) -> Inspection:
     """As `read`, for callers that pass over damaged checkpoints.
 
     Raises:
-      UnreadableError: if it could not be read. It may be good all the same.
+      UnreadableError: if it could not be read. It may still be good.
     """
     found = read(path)
     if found.damage is not None:
@@ -144,7 +144,7 @@ def global_step_in(path: str) -> Optional[int]:
 
 
 def read(path: str) -> Inspection:
-    """Reads a checkpoint whole and says what is wrong with it, if only that it cannot be read."""
+    """Reads all of a checkpoint and says what is wrong with it, or that it cannot be read."""
     step = step_in_name(path)
     non_finite = []
     if files.exists(path + '.index') and not files.is_file(path + '.index'):

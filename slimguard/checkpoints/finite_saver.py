@@ -33,18 +33,18 @@ _REMEMBERED = 100
 class FiniteSaver(tf1.train.Saver):
     """A `tf.compat.v1.train.Saver` that never publishes a checkpoint that is not finite.
 
-    It is made as a Saver is, with a Saver's arguments, or around a Saver that exists:
+    Make it with a Saver's arguments, or around an existing Saver:
 
         saver = slimguard.FiniteSaver(max_to_keep=20)
         saver = slimguard.FiniteSaver(my_saver)
 
-    and goes wherever a Saver goes: `slimguard.train` (which wraps the saver it is given by
-    itself), a `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain session. Each save is read
+    and use it wherever a Saver goes: `slimguard.train` (which wraps any saver that you pass), a
+      `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain session. Each save is read
     back. If it holds a NaN or Inf, or cannot be read, its files are removed, one log line says so,
     and `save` returns None; the checkpoints that exist stay, and so does the state file.
 
-    A save that fails, as on a full disk, raises TensorFlow's error as ever; the files that it had
-    written are removed.
+    A save that fails, as on a full disk, raises TensorFlow's error; its incomplete files are
+    removed.
 
     Args:
       var_list: what to save, as for a Saver; or the Saver to wrap, with all its settings.
@@ -53,10 +53,10 @@ class FiniteSaver(tf1.train.Saver):
     Attributes:
       refused: an `Incident` for each of the last refused saves.
       failure: the error of the last save, if it could not be written; else None.
-      lock: held while a checkpoint is saved or restored; threads save as well.
+      lock: held while a checkpoint is saved or restored, also by threads.
 
     Raises:
-      ValueError: if there are settings beside a Saver to wrap; and where a Saver raises it.
+      ValueError: for settings together with a Saver to wrap; and whenever a Saver raises it.
     """
 
     def __init__(self, var_list: Any = None, **settings):
@@ -71,7 +71,7 @@ class FiniteSaver(tf1.train.Saver):
             self._saver = tf1.train.Saver(var_list, **settings)
         self.refused: List[Incident] = []
         self.failure: Optional[tf.errors.OpError] = None
-        # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
+        # The Supervisor saves from a thread of its own, while a rollback may restore.
         self.lock = threading.RLock()
         self._saved: Optional[str] = None
 
@@ -106,8 +106,8 @@ class FiniteSaver(tf1.train.Saver):
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         """Saves as `Saver.save` does, or refuses.
 
-        The state file lists checkpoints by paths relative to its folder, as a Saver that was made
-        with ``save_relative_paths=True`` does: the folder can be moved.
+        The state file gets paths relative to its folder, as with ``save_relative_paths=True``, so
+        the folder can be moved.
 
         Args:
           save_path: the prefix of the checkpoint: a str, bytes or `os.PathLike`. A relative one is
@@ -115,7 +115,7 @@ class FiniteSaver(tf1.train.Saver):
           **: the others are explained in the documentation of `tf.compat.v1.train.Saver.save`.
 
         Returns:
-          The prefix of the checkpoint, which begins as `save_path` does; None if it was refused.
+          The prefix of the checkpoint, which begins like `save_path`; None if the save was refused.
         """
         given = files.as_text(save_path, 'save_path')
         path = absolute_prefix(given)

@@ -23,8 +23,8 @@ class Repair(NamedTuple):
 
     Attributes:
       resumes_from: the checkpoint that a restart resumes from; None if it begins anew.
-      said: a sentence on what was wrong; None if nothing was.
-      is_lost: whether there are checkpoints, and none that can be resumed from.
+      said: a sentence that says what was wrong; None if nothing was.
+      is_lost: whether checkpoints exist but no training can resume from any.
     """
 
     resumes_from: Optional[str]

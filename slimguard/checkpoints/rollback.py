@@ -1,8 +1,8 @@
 """Going back in a live session: to an earlier checkpoint, or to before the first step.
 
-A rollback leaves the newest checkpoints behind. Then the state that it went back to is saved, under
-its own step, and a restart resumes from this. So the order alone tells the checkpoints that were
-left behind: they are older than one of a smaller step.
+A rollback abandons the newest checkpoints. The state that it restored is then saved, under its own
+step, and a restart resumes from this checkpoint. So abandoned checkpoints are known by their order:
+they are older than a checkpoint of a smaller step.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class Restorer:
     Attributes:
       logdir: as given.
       why_not_saved: why `save` returned None, if it did.
-      first: the name that `good` gives the state before the first step; None if that is saved as a
-        checkpoint.
+      first: the name that `good` gives the state before the first step; None if a checkpoint holds
+        it.
     """
 
     why_not_saved = 'a variable is not finite'
@@ -73,7 +73,7 @@ class Restorer:
         return graphs.global_step(graph) if self._global_step is None else self._global_step
 
     def save_last(self, session) -> Optional[str]:
-        """As `save`, before the training ends: if need be where no restart looks for it."""
+        """As `save`, before the training ends; if need be, to a place where no restart looks."""
         return self.save(session)
 
     def published(self) -> Optional[str]:
@@ -82,13 +82,13 @@ class Restorer:
         return found[-1].path if found else None
 
     def newest(self) -> Optional[str]:
-        """The newest checkpoint that one can go back to, or None."""
+        """The newest checkpoint that a rollback can restore, or None."""
         return next(self.good(), None)
 
     def good(self) -> Iterator[str]:
         """The checkpoints that a rollback can restore; it reads each one when its turn comes.
 
-        The newest comes first, and those that a rollback has left behind come last.
+        The newest comes first; those that a rollback has abandoned come last.
         """
         paths = [each.path for each in checkpoint_reader.checkpoints_in(self.logdir)]
         return checkpoint_reader.good_ones(those_left_last(paths))
@@ -185,7 +185,7 @@ class RankRestorer(FirstStateRestorer):
 
 
 def those_left_last(paths: Sequence[str]) -> List[str]:
-    """Checkpoints, from the newest to the oldest, and then those that a rollback has left behind.
+    """Checkpoints, the newest first; those that a rollback has abandoned come last.
 
     Args:
       paths: the oldest first.

@@ -2,8 +2,8 @@
 
 This module also decides which of them is trusted. A state may be finite and ruined already: the
 update that ruins the weights comes some steps before the first NaN. So a state is kept only if its
-loss is not far above earlier losses, and it is on probation until the training has gone on well for
-a while.
+loss is not far above earlier losses, and it is on probation until enough good steps have followed
+it.
 """
 
 import collections
@@ -19,26 +19,27 @@ from slimguard.checkpoints.variables import all_variables, assign, read_variable
 from slimguard.system import memory
 from slimguard.system.log import log
 
-# A state is trusted after this many good steps; the next one is kept after as many at the earliest.
+# A state is trusted after this many good steps; the gap to the next state is at least as long.
 PROBATION = 10
-# The next one is kept after an eighth of the steps so far, if more; after so many steps at most.
+# The gap to the next state is an eighth of the steps so far, and at most so many steps.
 _SHARE, _MOST_STEPS = 8, 200
-# Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
-# less often; but a state is kept each time that the number of steps has doubled.
+# Reading this many bytes takes a step's time at most. For states N times as large the gap is N
+# times as long, but no longer than the number of steps so far.
 _BYTES = 32 << 20
 # A state is ruined, and not kept, if its loss is so many times the usual one. A loss that rises for
 # another reason does not rise so far.
 _RUINED = 10.0
-# The weights are ruined now if the last losses are so many times the usual one. It is more than ten
-# since bad steps are not skipped then, and the losses of two networks that compete rise tenfold.
+# The weights are ruined now if the last losses are so many times the usual one. The factor is above
+# ten because slimguard skips no bad step then, and the losses of two networks that compete may rise
+# tenfold.
 _RUINED_NOW = 100.0
 # The first ten steps exploded if their loss is so many times the first loss, and 1.
 _EXPLODED = 1000.0
-# The loss of a state is the median over so many good steps before it; that of the first steps is
-# the median over as many. With few images in a batch any single loss may be small.
+# The loss of a state, and that of the first steps, is the median over so many good steps. With few
+# images in a batch any single loss may be small.
 _LOSSES = 10
-# The loss now is the median of so many. And so many steps in a row that are far out of bounds are
-# not to be blamed on their batches.
+# The loss now is the median of so many good steps. After so many spikes in a row the weights are to
+# blame, not the batches.
 _FEW = 3
 _OF_FEW = 'the median of the last %d good steps' % _FEW
 
@@ -117,7 +118,7 @@ class Losses:
 
 
 class Snapshots:
-    """Copies of the variables in memory, spread over the steps so far, and which to go back to.
+    """Copies of the variables in memory, spread over the steps so far; chooses the one to restore.
 
     The older they are, the fewer. The newest is on probation. If there is no room for all of them,
     none is kept. No clock decides, so a busy machine keeps the same states as an idle one.
@@ -175,14 +176,14 @@ class Snapshots:
 
     @property
     def is_soon(self) -> bool:
-        """Whether the last return was so recent that it seems to have been of no use."""
+        """Whether the last rollback was so recent that it seems not to have helped."""
         return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
 
     def trusted(self) -> Optional[Snapshot]:
         """The newest trusted snapshot, or None.
 
-        Soon after a return it is older than the snapshot that the training returned to; there is
-        none after a return to a checkpoint, as all snapshots are newer.
+        Soon after a rollback it is older than the snapshot that was restored. After a rollback to a
+        checkpoint there is none, since all snapshots are newer.
         """
         before = self._went_back_to or 0 if self.is_soon else self.good
         for each in self.kept:
@@ -202,16 +203,16 @@ class Snapshots:
         self.kept = []
 
     def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
+        """Drops the snapshots taken before a restart: up to the last one of a step above `step`."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
             self.kept = [each for each in self.kept if each.taken_at > max(later)]
             self._due = 0
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
-        """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
+        """Notes a rollback to a snapshot or, if None, to a checkpoint.
 
-        Drops the snapshots after that one; after a return to a checkpoint, all of them.
+        Drops all newer snapshots; after a rollback to a checkpoint, all of them.
         """
         to = None if snapshot is None else snapshot.taken_at
         self.kept = [each for each in self.kept if to is not None and each.taken_at <= to]
@@ -222,7 +223,7 @@ class Snapshots:
 
     @property
     def went_back_to(self) -> Optional[Snapshot]:
-        """The snapshot that the training last returned to, if it is still kept; else None."""
+        """The snapshot that the last rollback restored, if it is still kept; else None."""
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
     def ruin(self, is_last: bool = False) -> str:

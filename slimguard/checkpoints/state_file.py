@@ -1,9 +1,10 @@
 """TensorFlow's state file (``checkpoint``): which checkpoints there are, and which is the newest.
 
-It holds paths, and directories are moved and copied. So a path in it means the checkpoint of that
-name beside the state file, if there is one, whatever folder the path says. TensorFlow itself goes
-by the path as it is written. So the paths written here are relative to the state file's own folder,
-and the new file is read back with TensorFlow's own function before it replaces the old one.
+It holds paths, but directories are moved and copied. So slimguard takes a path to mean the
+checkpoint of that name beside the state file, if there is one, whatever folder the path names.
+TensorFlow itself uses the path as it is written. So the paths written here are relative to the
+state file's own folder, and the new file is read back with TensorFlow's own function before it
+replaces the old one.
 
 This module writes the file for repairs, and for a step that is saved again. In any other save
 TensorFlow's own Saver writes it: see finite_saver.py.
@@ -27,7 +28,7 @@ class StateFileError(OSError):
 
 
 class DamagedStateError(StateFileError):
-    """A state file can be read but says nothing of use, so a better one may replace it."""
+    """A state file can be read but says nothing useful, so a better one may replace it."""
 
 
 class State(NamedTuple):
@@ -36,7 +37,7 @@ class State(NamedTuple):
     Attributes:
       newest: the checkpoint that is meant to be the newest.
       paths: all that are listed, the oldest first, `newest` the last.
-      as_read: what TensorFlow takes for the newest.
+      as_read: the checkpoint that TensorFlow takes for the newest.
     """
 
     newest: str
@@ -71,7 +72,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
 
 
 def newest_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]:
-    """The checkpoint that is meant to be the newest; None if no state file names one."""
+    """The checkpoint that the state file means as the newest; None if no state file names one."""
     try:
         state = read(logdir, latest_filename)
     except StateFileError:

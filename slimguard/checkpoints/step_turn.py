@@ -21,7 +21,8 @@ from slimguard.compat import tf_callers
 # that saves.
 _LONGEST_HOOK = 10.0
 
-# And how many in all for a step of an unknown loop: the step may be waiting for that thread.
+# How many seconds in all a save waits for a step of an unknown loop: the step may be waiting for
+# that thread.
 _LONGEST_STEP = 60.0
 
 _KEPT_AS = '_slimguard_step_turn'
@@ -147,14 +148,14 @@ def turn_of(graph: tf.Graph) -> Optional[StepTurn]:
 
 
 def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[..., Any]:
-    """A function that calls `run`, a run of a script, in its turn.
+    """A function that calls `run`, a run of a script, when it has the turn.
 
     Args:
       run: makes the run.
       graph: the graph.
-      trains: whether it trains. A run that only writes is a step in the loop's own thread alone. In
-        another thread it waits for no step, and neither do its saves: the step under way may wait
-        for that very thread, for the next element of a queue, or call it.
+      trains: whether it trains. A run that only writes counts as a step in the loop's own thread
+        only. In another thread neither it nor its saves wait for a step: the step under way may be
+        waiting for that very thread, for the next element of a queue, or may call it.
     """
     turn = turn_of_this_loop(graph) if trains else turn_of(graph)
     if turn is None:
@@ -187,7 +188,7 @@ def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:
 
 
 def prepare_turn(graph: tf.Graph) -> None:
-    """Has a script's loop take turns from its first step on; a thread beside it calls this."""
+    """Makes a script's loop take turns from its first step on; a thread beside it calls this."""
     with _making:
         _turn_of_a_script(graph)
 

@@ -1,4 +1,4 @@
-"""Processes of one job that agree: each of them hears what happens to another.
+"""Lets the processes of one job agree: each learns what happens to the others.
 
 The files:
 

@@ -1,9 +1,9 @@
-"""A job of several processes: each of them hears what happens to another.
+"""A job of several processes: each learns what happens to the others.
 
-TensorFlow's processes share variables on parameter servers and know nothing of each other. If one
-ends with an error, its peers go on training, or wait for its gradients for ever. If one goes back
-to a checkpoint, its peers write gradients of the weights that it just threw away. Here they agree,
-through the entries of a :class:`~slimguard.cluster.job_table.SharedTable`.
+TensorFlow's processes share variables on parameter servers, but do not know of each other. If one
+ends with an error, the others continue, or wait for its gradients for ever. If one restores a
+checkpoint, the others write gradients of weights that no longer exist. Here they agree, through the
+entries of a :class:`~slimguard.cluster.job_table.SharedTable`.
 
 How it works
 ------------
@@ -228,7 +228,8 @@ class Job:
           session: the new session.
           coordinator: its coordinator, which is asked to stop when the round or the job is over.
           prepare: called with the session by the chief, before anybody trains.
-          is_done: called with the session by a process that comes late; tells if all is done.
+          is_done: called with the session by a process that comes late; returns whether all is
+            done.
           before_leaving: called with the session once no step follows in it, while it is open.
 
         Raises:

@@ -48,12 +48,12 @@ class Chief:
         self._entry = entry
         self._replicas = replicas
         self._logdir = logdir
-        # What has been done on the way to an open round.
+        # The parts of opening a round that are done.
         self._has_begun = self._is_clear = False
 
     @property
     def goes_back(self) -> bool:
-        """Whether an incident began a round that is not open yet: the job is going back."""
+        """Whether an incident began a round that is not open yet: the job is rolling back."""
         return self._has_begun and self.went_back is not None
 
     def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:
@@ -83,7 +83,7 @@ class Chief:
             self._has_begun = True
 
     def grant(self, entry: Entry) -> Exception:
-        """Answers a process that asks to go back; returns the error to stop the chief's session."""
+        """Answers a request for a rollback; returns the error to stop the chief's session."""
         incident = Incident.from_dict(entry['incident'])
         if not self._has_checkpoint():
             self._entry.tell(ends=self._entry.round, incident=entry['incident'])
@@ -92,7 +92,7 @@ class Chief:
         return aborted('%s goes back to a checkpoint' % entry['worker'])
 
     def leave(self, session, restarts: bool) -> None:
-        """Leaves the round; if a new session follows, waits until nobody trains."""
+        """Leaves the round; if a new session follows, waits until no process trains."""
         if restarts and not self._is_clear:
             self._begin_anew(session)
         try:
@@ -101,7 +101,7 @@ class Chief:
             pass  # the table is gone, and the entry with it
 
     def _begin_anew(self, session) -> None:
-        """Between two sessions: waits until nobody trains, and clears what the others have left."""
+        """Between two sessions: waits until no process trains, and clears tokens and gradients."""
         session.close()
         if not self._has_begun:
             insist(lambda: self.begin_round(None))

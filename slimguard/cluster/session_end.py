@@ -10,17 +10,17 @@ from slimguard.cluster.waiting import PAUSE
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 
-# How long threads may take to end by themselves, in seconds, before the session is closed on them.
+# How many seconds threads may take to end by themselves, before the session is closed under them.
 _GRACE = 2.0
 
 # The errors after which a process of a job begins a new session.
 NEW_SESSION = (tf.errors.AbortedError, tf.errors.UnavailableError)
-# The errors that these may have become once a session's threads have ended.
+# What these errors may turn into once a session's threads have ended.
 _RESTARTING = (*NEW_SESSION, tf.errors.CancelledError)
 
 
 def as_aborted(error: tf.errors.OpError) -> tf.errors.AbortedError:
-    """The same error as an `AbortedError`, which slim answers with a new session."""
+    """The same error as an `AbortedError`, after which slim makes a new session."""
     return tf.errors.AbortedError(error.node_def, error.op, error.message)
 
 
@@ -40,7 +40,7 @@ def stop(coordinator: Any, error: Optional[Exception]) -> None:
         coordinator.request_stop()
         return
     try:
-        raise error  # a coordinator takes errors that were raised
+        raise error  # a coordinator accepts only errors that were raised
     except type(error) as raised:
         coordinator.request_stop(raised)
 

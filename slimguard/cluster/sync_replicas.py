@@ -76,7 +76,7 @@ class Replicas:
         return bool(self._token)
 
     def release(self) -> None:
-        """Lets one process that waits for a token go on, if none is there."""
+        """Adds a token for one waiting process, if the queue is empty."""
         if any(size == 0 for size in self._table.run(self._waiting)):
             self._table.run(self._token)
 
@@ -113,7 +113,8 @@ class Replicas:
             size = (raw.QueueSize if is_ref else raw.QueueSizeV2)(handle=handle)
             put = raw.QueueEnqueue if is_ref else raw.QueueEnqueueV2
             take = raw.QueueDequeueMany if is_ref else raw.QueueDequeueManyV2
-            # A token is a step number: a gradient that comes with the largest is never too old.
+            # A token is a step number: a gradient that comes with the largest number is never too
+            # old.
             token = tf.constant(tf.dtypes.as_dtype(dtype).max, dtype)
             self._token.append(put(handle=handle, components=[token]))
             drained = take(handle=handle, n=size, component_types=[dtype])

@@ -20,7 +20,7 @@ from slimguard.system import files, logdirs
 
 @contextlib.contextmanager
 def _as_misfit() -> Iterator[None]:
-    """Turns a ValueError into one that argparse shows with its words."""
+    """Turns a ValueError into an error whose message argparse shows."""
     try:
         yield
     except ValueError as error:

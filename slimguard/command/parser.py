@@ -11,7 +11,7 @@ _RUN_USAGE = (
     'slimguard run [OPTION ...] script.py [ARGUMENT ...]\n'
     '       slimguard run [OPTION ...] -m module [ARGUMENT ...]'
 )
-# No other program is likely to have these options.
+# Options that no other program is likely to have.
 _OUR_WORDS = frozenset(['--on_nan', '--spike', '--tf1'])
 _EXAMPLES = """examples:
   slimguard run --on_nan=skip train.py --batch_size=32    options of the script come after it

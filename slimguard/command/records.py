@@ -23,7 +23,7 @@ from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
 _NO_RECORD_CODE = 1
-# The most that people want to see: a damaged record may have thousands.
+# No reader wants more lines, and a damaged record may have thousands.
 _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
 
@@ -104,7 +104,7 @@ def _print_groups(record: Record) -> None:
 
 
 def _lines_of(group: Group) -> List[str]:
-    """A group for people: how often and when, then the cause and facts of its first incident."""
+    """A group as lines: how often and when, then the cause and facts of its first incident."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
     if group.not_examined:

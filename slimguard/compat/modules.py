@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any, Optional
 
-# What the extra "tf" installs, for whom has no checkout of slimguard to install it from.
+# What the extra "tf" installs, for users without a checkout of slimguard.
 INSTALL_TENSORFLOW = 'pip install "tensorflow>=2.12"'
 if sys.version_info >= (3, 9):
     INSTALL_TENSORFLOW += ' tf-keras'

@@ -1,4 +1,4 @@
-"""Reads values that TensorFlow hands to nobody, such as a new session, from its functions' frames.
+"""Reads values that TensorFlow passes to no one, such as a new session, from its stack frames.
 
 Variables and arguments of TensorFlow's functions are private names as well. Each was seen in
 TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
@@ -62,7 +62,7 @@ def runs_a_session(thread: int) -> bool:
 
 
 class CallingSession(NamedTuple):
-    """The session that calls the `begin` of a hook, as far as known: TensorFlow tells no hook.
+    """The session that calls a hook's `begin`, as far as known: TensorFlow does not tell hooks.
 
     Attributes:
       dirs: the directories of its checkpoints; if there are several, the first is its own.

@@ -16,8 +16,8 @@ as a counter that picks the batch; and a variable that is read after a write in 
 `tf.cond` or `tf.function` that contains a source is a source as a whole. A tensor that the gate's
 runs feed is a source in place of the ops that compute it.
 
-Fed with the kept values, the step computes the same again, since a bad step leaves the variables
-unchanged.
+Since a bad step leaves the variables unchanged, the step computes the same again when the kept
+values are fed.
 
 A staging area keeps the values. Each branch of a v1 `tf.cond` has its own, since an op in a branch
 that was not taken has no value. Inside a v1 `tf.while_loop` a source has a value in each iteration,
@@ -154,7 +154,7 @@ class Capture:
         return device
 
     def _build(self) -> None:
-        # `watched` is switched, not the predicate itself: see gate/builder.py.
+        # `watched` is switched, not the predicate itself: see gate/building/builder.py.
         is_good = self.gate.is_good
         bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]

@@ -1,8 +1,8 @@
-"""A table: what each type of op requires of its inputs, and what it makes of inputs that break it.
+"""A table: what each type of op requires of its inputs, and what it returns for other inputs.
 
 Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
-measured inputs break its precondition. Of an op that no rule explains, the diagnosis says only that
-it made NaN or Inf from its inputs.
+measured inputs break its precondition. If no rule explains an op, the diagnosis says only that it
+made NaN or Inf from its inputs.
 """
 
 from typing import (
@@ -55,7 +55,7 @@ class Cause(NamedTuple):
       is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
       broken: a mask of the values that break the precondition; None if there is none.
-      at: which input breaks it, if that is one alone.
+      at: which input breaks it, if it is only one.
     """
 
     sentence: str

@@ -153,7 +153,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
 
 
 def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
-    """Says which scalar of the optimizer is bad, where neither batch nor weights made it so."""
+    """Names the optimizer's scalar that is bad, if neither batch nor weights made it bad."""
     names = [label.name for label in labels if label.kind == 'value']
     others = ('gradient of ', 'update of ', 'loss ')
     scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
@@ -167,7 +167,7 @@ def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
-    """Whether the variable that turned non-finite is updated where no value can be fetched."""
+    """Whether the variable that turned non-finite is updated inside a loop or function."""
     written = [label.name for label in labels if label.kind in ('state', 'written')]
     return bool(written) and updates.is_unseen(step, written[0])
 

@@ -9,8 +9,8 @@ from slimguard import graph as graphs
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 
-# Stateful to TensorFlow, but their outputs are computed from their inputs: checks and prints that
-# pass a value on, and the ops that loops are made of.
+# Stateful ops whose outputs depend on their inputs alone: checks and prints that pass a value on,
+# and the ops that loops are made of.
 _COMPUTES = re.compile(
     r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
     r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
@@ -19,7 +19,7 @@ _HANDLES = (tf.resource, tf.variant)
 
 
 class Draws:
-    """Answers which of a step's ops draw something from outside, or by chance.
+    """Finds the ops of a step that draw something from outside, or by chance.
 
     Args:
       graph: the graph.

@@ -36,7 +36,7 @@ _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay
 
 
 class Found(NamedTuple):
-    """What is known after an incident.
+    """The findings about an incident.
 
     Attributes:
       diagnosis: what made the step bad; None if it was not examined.
@@ -163,8 +163,8 @@ class Evidence:
           labels: the labels of what the gate found to be bad.
           decides: whether the policy depends on the diagnosis. Then the step is always examined.
             Otherwise incidents are examined until there are `max_bundles` bundles; after that, the
-            first incident of each kind, for at most `max_bundles` kinds. In any other only what the
-            step drew is looked at.
+            first incident of each kind, for at most `max_bundles` kinds. Of any other incident only
+            the drawn values are examined.
           is_last: whether the training ends with this incident; the search may then take its time.
           history: the last steps; None if they are not known.
         """

@@ -232,7 +232,7 @@ def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagn
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
-    """All but the trouble: which op it is, the line that made it, and the range of its output."""
+    """The diagnosis without the trouble: the op, the line that made it, the range of its output."""
     step, op = measured.step, tensor.op
     origin = step.origins(op.name)
     name = step.name_of(tensor)
@@ -329,8 +329,8 @@ def _is_norm(root: tf.Operation) -> bool:
 def _with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
     """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
 
-    The rows of `tensor` are those of the batch if it is finite once others stand in their place. If
-    it is not, the diagnosis does not tell of rows either.
+    The rows of `tensor` are rows of the batch if it turns finite once other rows replace them. If
+    it does not, the diagnosis names no rows.
     """
     found = told.non_finite
     if found is None:

@@ -13,14 +13,14 @@ from slimguard.diagnosis.rerun import Step, batch_size
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import key
 
-# Ops that pass on the numbers of their first input, in another shape or none: the range stays.
+# Ops that pass on the values of their first input, in another shape or the same: the range stays.
 SAME_NUMBERS = frozenset(
     'Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot CheckNumerics '
     'CheckNumericsV2'.split()
 )
 
-# By TensorArray op, the index of the output that is its flow: a float that is no number of the
-# step, but stands for all earlier writes to the array.
+# By TensorArray op, the index of its flow output: a float that is not a value of the step, but
+# stands for all earlier writes to the array.
 _FLOWS = {
     'TensorArrayV3': 1,
     'TensorArrayGradV3': 1,

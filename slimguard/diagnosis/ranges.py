@@ -106,7 +106,7 @@ def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
 
 
 def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
-    """Digests of the bytes of a batch's bad rows, by index, to know a row when it comes again.
+    """Digests of the bytes of a batch's bad rows, by index, to recognize a row that comes again.
 
     A row without two different finite numbers could be of any sample, and is left out.
 

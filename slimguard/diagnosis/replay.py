@@ -59,7 +59,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
       without: a row of the batch to leave out for a second run.
 
     Returns:
-      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay came to its end:
+      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed:
       the bundle is damaged or cannot run here, or `path` is no bundle.
     """
     try:
@@ -71,7 +71,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
         _complain(path, str(error))
     except tf.errors.OpError as error:
         _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has ended
         raise
     except Exception as error:  # a bundle can make libraries fail in unforeseen ways
         _complain(path, '%s: %s' % (type(error).__name__, error))
@@ -202,13 +202,13 @@ def leave_out(bundle: Bundle, row: int) -> Fewer:
 
 
 def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) -> str:
-    """What leaving out a row has changed, and where to see all of the rest.
+    """What leaving out a row has changed, and which command shows the rest.
 
     Args:
       bundle: the bundle.
       fewer: what the step drew, without the row.
-      found: what came of that.
-      whole: what came of the step with the row.
+      found: the result without the row.
+      whole: the result with the row.
     """
     how = 'Without row %d (a copy of row %d in its place)' % (fewer.row, fewer.copied)
     reason = ''
@@ -218,7 +218,7 @@ def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) 
     else:
         how += ' the step is clean.'
     reason_with_it = _reason_of(whole.labels, bundle.incident)
-    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and was said
+    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and was printed before
         reason_with_it = ''
     return '\n'.join(
         [
@@ -230,7 +230,7 @@ def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) 
 
 
 def _in_short(found: Replay, reason: str) -> str:
-    """What came of it, in a line."""
+    """The result in a line."""
     if not found.came_back:
         return 'the failure did not come back; run again, the step is finite'
     return '; '.join(filter(None, [reason, found.diagnosis.in_short]))

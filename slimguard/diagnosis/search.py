@@ -3,9 +3,9 @@
 The search walks back from bad tensors, along non-finite ones, to an op with a non-finite output and
 finite inputs; or to a source, a variable or a constant, which have no inputs.
 
-A constant was the same in all good steps. So if the walk ends at one, something else is the cause:
-the condition that selected the constant, if it was computed from a bad tensor; or the op that made
-a NaN of the constant's Inf, such as a softmax of nothing but a mask.
+A constant was the same in all good steps. So if the walk ends at a constant, the cause is
+elsewhere: the condition that selected the constant, if it was computed from a bad tensor; or the op
+that made a NaN from the constant's Inf, such as a softmax of nothing but a mask.
 """
 
 from typing import Any, List, Sequence, Tuple

@@ -1,8 +1,8 @@
 """The gate: a train op is rewritten so that a bad step changes nothing.
 
-:func:`guard` takes any train op and returns one that does the same, except that nothing is
-written unless everything about to be written is finite. It knows graphs, and nothing of sessions,
-hooks or slim.
+:func:`guard` takes any train op and returns one that does the same, except that nothing is written
+unless everything about to be written is finite. It deals with graphs only, not with sessions, hooks
+or slim.
 
     guard.py              guard()
     gate.py               what is known of a guarded train op
@@ -19,11 +19,11 @@ How it works
 ------------
 Looking back from the train op, every op falls into one of three parts (reading/plan.py):
 
-* *forward*: what the loss and the gradients are computed from. It is never touched.
-* *gated*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
-  one of them. These ops are created a second time, behind a switch, and the guarded train op runs
-  those clones. A dead branch is never executed, so a bad step writes nothing. The originals stay in
-  the graph and are not run.
+* *forward*: the ops that compute the loss and the gradients. They are never touched.
+* *gated*: the writes (optimizer kernels, moving averages, the global step) and all ops that run
+  after one of them. These ops are created a second time, behind a switch, and the guarded train op
+  runs those clones. A dead branch is never executed, so a bad step writes nothing. The originals
+  stay in the graph and are not run.
 * *forward writes*: writes that the loss or a gradient waits for, such as the moving averages of
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
@@ -38,16 +38,16 @@ variables *after* the update, and undoes the update from copies if one is bad: t
 gradient that overflows inside an optimizer. On the fast path the exact check is a dead branch.
 
 The copies are checked as well, before the update begins. If a copy is not finite, its variable is
-lost; or another process or thread trains the same variable, has made it overflow and is about to
-put it back. Restoring that copy would lose the variable for good, so the step is refused. Variables
-that are assigned, and not computed from their old value, are exempt: one may begin as an Inf.
+lost, or another process or thread that trains it has made it overflow and is about to put it back.
+Restoring that copy would lose the variable for good, so the step is refused. Variables that are
+assigned, and not computed from their old value, are exempt: one may begin as an Inf.
 
 Small values do not suffice for writes inside loops and functions, and for kernels that can make a
-NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py).
-With one of these no step takes the fast path: each is a *trial*, with copies of the variables that
-it writes. If a kernel's argument is no constant, each step compares it with its range instead. A
-write that is computed from updated variables is known to stay finite if it is an average, a copy or
-the like (reading/late_writes.py); with any other, each step is a trial as well.
+NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py). With one
+of these no step takes the fast path: each is a *trial*, with copies of the variables that it
+writes. If a kernel's argument is no constant, each step compares it with its range instead. A write
+that is computed from updated variables stays finite if it is an average, a copy or the like
+(reading/late_writes.py); with any other such write, each step is a trial as well.
 
 On a cluster, the task of the loss decides. Copies stay where their variables are, and so do the
 checks of them: signals and flags cross the network.

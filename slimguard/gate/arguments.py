@@ -100,7 +100,7 @@ def as_train_op(train_op) -> TrainOp:
 
 def _require_graph(element, name: str) -> None:
     is_tensor = isinstance(element, (tf.Tensor, tf.Operation))
-    # Only tensors of eager mode have a `numpy`; and optimizers return None there.
+    # Only eager tensors have a `numpy`; and optimizers return None there.
     if hasattr(element, 'numpy') if is_tensor else tf.executing_eagerly():
         raise RuntimeError(
             '%s is no tensor of a graph, as TensorFlow runs eagerly, and slimguard guards graphs. '
@@ -115,7 +115,8 @@ def require_optimizer(optimizer) -> None:
     if isinstance(optimizer, tf1.train.Optimizer):
         return
     has_both = hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
-    # Optimizers of some Keras versions have both, with other arguments; a class is no optimizer.
+    # Optimizers of some Keras versions have both methods, with other arguments. A class is no
+    # optimizer.
     modules = [each.__module__.split('.') for each in type(optimizer).__mro__]
     is_keras = any('keras' in names or 'tf_keras' in names for names in modules)
     if not has_both or is_keras or isinstance(optimizer, type):

@@ -51,7 +51,7 @@ class ChiefUpdate(NamedTuple):
 
     @property
     def without_tokens(self) -> Dict[tf.Operation, GuardedBefore]:
-        """Has the plan read an op that waits for the tokens as one that waits for the update."""
+        """Makes the plan treat an op that waits for the tokens as one that waits for the update."""
         return {self.enqueue: GuardedBefore(self.update, frozenset())}
 
 
@@ -125,7 +125,7 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
       written: bool scalar, whether that wrote anything.
 
     Returns:
-      Whether it is in time: False if a thread runs the unguarded update already.
+      Whether the call came in time: False if a thread already runs the unguarded update.
     """
     graph, enqueue = guarded.graph, update.enqueue
     with ops.our_scope(graph, 'chief'):
@@ -141,7 +141,7 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
 
 
 def _read(read: tf.Tensor) -> tf.Tensor:
-    """Reads once more the variable that a tensor is the value of."""
+    """Reads again the variable whose value a tensor is."""
     variable = graphs.variable_read(read)
     if variable is None:
         raise ValueError('%r, which the tokens tell, is the value of no variable' % read.name)

@@ -1,4 +1,4 @@
-"""`Gate`: what is known of a guarded train op; and the gates of a graph."""
+"""`Gate`: the tensors and properties of a guarded train op; and the gates of a graph."""
 
 import dataclasses
 from typing import (
@@ -41,7 +41,7 @@ class Beside(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Gate:
-    """What is known of one guarded train op; hooks and loops fetch from it.
+    """The tensors and properties of one guarded train op; hooks and loops fetch from it.
 
     Attributes:
       train_op: the guarded train op, of the kind (Tensor or Operation) that was given.
@@ -53,8 +53,8 @@ class Gate:
       labels: a `Label` for each element of `bad`.
       step: the global step after the step, or None if the graph has none.
       watched: bool scalar to feed. If it is True, a bad step neither prints nor raises.
-      untold: keeps what a bad step has to tell, instead of printing or raising, in a session that
-        is watched; see `Untold`.
+      untold: in a session that is watched, keeps the report of a bad step instead of printing or
+        raising; see `Untold`.
       untold_count: int32 scalar, how many bad steps `untold` keeps after this one.
       is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
         ops that wait for it cost nothing there.
@@ -67,16 +67,15 @@ class Gate:
       gated: the ops of the given train op that run behind the switch.
       writes: the clones that run, by the write in `gated`.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
-      values: the tensor to fetch in place of each that was to be fetched beside the train op.
+      values: by tensor fetched beside the train op, the tensor to fetch in its place.
       transient: the ops of the variables that any bad step may make non-finite for a moment, until
-        they are restored: another thread may read them then. Empty for a usual gate, which writes
-        nothing in a bad step, except an update of finite values that overflows inside the
-        optimizer, and is undone.
+        they are restored: another thread may read them then. Empty for a usual gate: in a bad step
+        it writes only updates that overflow inside the optimizer, and undoes them.
       beside: the guarded runs that threads make beside these steps: updates that the chief of
         synchronous replicas makes of their gradients, and summaries that write.
       takes_from: for the gate of a chief's update, the accumulators that it takes gradients from.
       is_beside: whether a thread makes its runs beside the steps, so that no step fetches it.
-      fed: the tensors computed within the step that its runs feed; most gates have none.
+      fed: the computed tensors of the step that its runs feed; most gates have none.
       trains: whether it may guard a train op; False for a run that only writes.
       ranks: the processes that run the step together, and decide as one; see `Ranks`.
     """
@@ -123,14 +122,14 @@ class Gate:
         return self.announced.step
 
     def run_beside(self, other: 'Gate') -> None:
-        """Has the watchers of this gate's steps told of bad runs of a gate that a thread runs."""
+        """Reports bad runs of a gate that a thread runs to the watchers of this gate's steps."""
         other.is_beside = True
         with ops.our_scope(self.train_op.graph, 'beside'):
             self.beside += (Beside(other, other.untold.count_after(self.bad)),)
 
     @property
     def limits(self) -> List[tf.Tensor]:
-        """`limit` and `norm_limit`, without one that the gate compares with nothing."""
+        """`limit` and `norm_limit`, but only those that the gate compares with something."""
         limits = [] if self.limit is None else [self.limit]
         return limits + ([self.norm_limit] if self.measures.gradients else [])
 
@@ -149,8 +148,8 @@ class Gate:
 
 def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
     """The gates of a graph, by the names of the given train op and of the guarded one."""
-    # On the graph itself, so that it goes when the graph goes. A collection would make
-    # `export_meta_graph` warn about what it cannot serialize.
+    # On the graph itself, so that it lives as long as the graph. For a collection,
+    # `export_meta_graph` would warn that it cannot serialize it.
     known = getattr(graph, _KEPT_AS, None)
     if known is None:
         known = {}
@@ -183,8 +182,8 @@ def gate_of(train_op: TrainOp) -> Optional[Gate]:
 def original_of(train_op: TrainOp) -> TrainOp:
     """The train op that a guarded one was made of; a train op that is not guarded, as it is.
 
-    An imported graph may hold guarded train ops, from a file that was saved under a guard. Their
-    `Gate` objects are lost, so no watcher can watch them.
+    An imported graph may hold train ops that were guarded when it was saved. Their `Gate` objects
+    are lost, so no watcher can watch them.
     """
     gate = gate_of(train_op)
     if gate is not None:

@@ -34,7 +34,7 @@ KEPT_RATES = '_slimguard_learning_rates'
 def gated_writes(
     train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
 ) -> Set[tf.Operation]:
-    """The writes that a gate runs clones of; a run that also fetches one of them writes twice.
+    """The writes that a gate clones; a run that also fetches such a write makes it twice.
 
     Args:
       train_op, loss, fed: as for `guard_with_values`.
@@ -61,43 +61,44 @@ def guard(
     the optimizer squares a gradient into an Inf. Then every variable keeps its bits.
 
     Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
-    `slimguard.train`), a bad step prints one line to stderr; or, where the given op has a
-    ``check_numerics`` of its own around the loss, it raises `tf.errors.InvalidArgumentError`.
+    `slimguard.train`), a bad step prints one line to stderr. If the given op has a
+    ``check_numerics`` of its own around the loss, a bad step raises
+    `tf.errors.InvalidArgumentError` instead.
 
     The forward pass may write, too (``slim.batch_norm(updates_collections=None)``, or update ops
     under ``tf.control_dependencies`` around ``minimize``). To undo such a write, the step copies
     the variable ahead of it; the write op gets one more control input for that. Nothing else that
     exists in the graph changes. New ops live under the scope ``slimguard``. If a
-    `SyncReplicasOptimizer` made the train op, the update of its chief gets a gate as well, and the
-    optimizer's queue runner runs the guarded update from then on. If `train_op` is in the TRAIN_OP
-    collection, the returned op takes its place there.
+    `SyncReplicasOptimizer` made the train op, the chief's update gets a gate as well, which the
+    optimizer's queue runner runs from then on. If `train_op` is in the TRAIN_OP collection, the
+    returned op takes its place there.
 
     In a replica of a `tf.distribute` strategy, as in the `model_fn` of an Estimator with a
     `MirroredStrategy`, all replicas call this, and get one gate. Its loss is the mean of theirs, so
     a NaN or Inf in one replica keeps all from writing.
 
     Args:
-      train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
-        `apply_gradients`, a `tf.group` or `tf.cond` of such, or anything else that writes.
+      train_op: a Tensor or an Operation, from `create_train_op`, `optimizer.minimize`,
+        `apply_gradients`, a `tf.group` or `tf.cond` of these, or anything else that writes.
       loss: a floating scalar Tensor to check as well. By default the train op itself, if it is a
         Tensor with the loss's value; else the members of the LOSSES collection that the train op
         computes.
-      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit. It keeps
-        the update of that step from the weights, but no update before it: the update that makes a
-        training explode comes from a step whose loss may be small.
+      max_loss: a positive finite number; a step with a larger loss is bad. Default: no limit. It
+        holds the update of that step, but not those before it: an update that makes a training
+        explode may come from a step with a small loss.
 
     Returns:
       A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
       (zeros, for integers and the like), if the update itself computes the value. A train op that
-      is guarded already comes back as it is; one that comes from a file, by `import_meta_graph`,
-      gets a new gate.
+      is guarded already is returned unchanged; one from a file, by `import_meta_graph`, gets a new
+      gate.
 
     Raises:
       TypeError: if `train_op` is neither a Tensor nor an Operation.
       ValueError: if a write can be neither held back nor put back; if `train_op` is made inside of
-        a loop or function, which would run it and not its gate; if `loss` is no floating
-        scalar of the same graph, or is made in a loop or branch that `train_op` is outside of;
-        if `max_loss` is not positive and finite, or there is no loss.
+        a loop or function, which would run it and not its gate; if `loss` is no floating scalar of
+        the same graph, or is made in a loop or branch that does not hold `train_op`; if `max_loss`
+        is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
     train_op = as_train_op(train_op)
@@ -152,9 +153,9 @@ def guard_with_values(
 
     Args:
       train_op, loss, max_loss: as for `guard`, and checked.
-      values: tensors that the train op needs; `Gate.values` has what to fetch for them.
-      fed: tensors computed within the step that its runs feed. Other runs need another train op,
-        since a train op has one gate.
+      values: tensors that the train op needs; `Gate.values` has the tensors to fetch for them.
+      fed: computed tensors of the step that its runs feed. Other runs need another train op, since
+        a train op has one gate.
       trains: whether it may have a forward pass that writes; else each write is held back.
     """
     graph = train_op.graph

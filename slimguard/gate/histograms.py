@@ -1,8 +1,7 @@
 """Histogram summaries of values that are not finite.
 
 For these TensorFlow's op raises "Nan in summary histogram for: ...". If a Supervisor's thread or a
-`SummarySaverHook` runs it, this ends the training for a batch that the gate would have kept from
-doing harm.
+`SummarySaverHook` runs it, this ends the training, although the gate would have held the bad step.
 """
 
 import tensorflow as tf

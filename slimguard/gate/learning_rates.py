@@ -24,7 +24,8 @@ from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of
 
-# The names of a kernel's learning rate, the first that it has. AddSign has an `alpha` besides.
+# The names of a kernel's learning rate; the first one that the kernel has counts. AddSign also has
+# an `alpha`.
 _RATES = ('lr', 'alpha')
 _ADDED = ('value', 'updates')
 # Ops that add to a variable, or subtract from it.
@@ -76,8 +77,8 @@ class LearningRates:
             self._set = tf.raw_ops.LookupTableInsertV2(
                 table_handle=table, keys=where, values=self._value
             )
-            # Nothing tells whether a session has seen an op, and so runs it with its old inputs. So
-            # an op that no step runs gets a new input as well, which leaves a sign.
+            # TensorFlow does not say whether a session has seen an op, and so would run it with its
+            # old inputs. So an op that no step runs gets a new input as well, as a mark.
             no_sign = tf.constant(0.0, tf.float64)
             self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
             self._leave_sign = tf.raw_ops.LookupTableInsertV2(
@@ -150,7 +151,7 @@ def learning_rates_of(graph: tf.Graph) -> Optional[LearningRates]:
 
 
 def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
-    """Multiplies the learning rates of a graph by a factor, those of gates to come as well.
+    """Multiplies the learning rates of a graph by a factor, also those of later gates.
 
     Args:
       graph: the graph; finalized or not.
@@ -179,7 +180,7 @@ def _device_for(graph: tf.Graph, is_shared: bool) -> str:
 
 
 def _inputs_to_scale(gate: Gate) -> List[_Input]:
-    """The inputs to multiply in a gate, so that each update of a weight is that much smaller."""
+    """The inputs of a gate to multiply, so that each update of a weight shrinks by the factor."""
     graph = gate.train_op.graph
     trainable = {variable.name for variable in graphs.trainable_in(graph)}
     writes = graphs.Writes(graph)

@@ -30,7 +30,7 @@ MOST_NAMES = 5
 class OutsideTheGateError(ValueError):
     """A write beside a train op stays outside its gate, or would."""
 
-    of = 'the update of'  # stands before the name that it comes with
+    of = 'the update of'  # put before the name of the update
 
 
 def written_beside(
@@ -109,8 +109,8 @@ def refuse_around(
 ) -> None:
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
-    Such a run fetches an original of a write that a gate holds back, or a write of its own that
-    takes in the batch. A write that takes in no batch, such as a counter, is only reported.
+    Such a run fetches the original of a write that a gate holds back, or another write that depends
+    on the batch. A write that does not, such as a counter, is only reported.
 
     Args:
       elements: the fetched elements.
@@ -183,15 +183,15 @@ def _refuse_again(
 class _Batch:
     """The batch of a step: tells which writes take in values that are made of it.
 
-    A write that only waits for the batch, by a control dependency, does not. A variable that is
-    read after a write of the same run has the value that was written.
+    A write that only waits for the batch, by a control dependency, takes nothing in. A variable
+    that is read after a write of the same run has the written value.
 
     Args:
       theirs: all ops that the train ops run.
       run: all ops of the run.
       writes: the writes of the graph.
       needs: gives what an op waits for.
-      guarded: the guarded train ops; what they return is made of the batch.
+      guarded: the guarded train ops, whose values depend on the batch.
       fed: the keys of the tensors computed within the step that the run feeds.
     """
 

@@ -1,4 +1,4 @@
-"""Reads and edits a `tf.Graph`; knows nothing of what is guarded, or why.
+"""Reads and edits a `tf.Graph`, whatever is guarded in it.
 
     walk.py          an op's declaration, and the ops that must run before it
     variables.py     variables, by reference and by resource handle

@@ -94,8 +94,8 @@ def context_of(op):
 def is_seen_from(tensor, op):
     """Whether `tensor` has one value wherever `op` runs, as far as v1 control flow goes.
 
-    A tensor of a branch has no value where the branch does not run, and a tensor of a loop has
-    another value in each turn. So a tensor made inside of either is seen only there.
+    A tensor of a branch has no value if the branch does not run, and a tensor of a loop has another
+    value in each iteration. So a tensor made inside either is seen only there.
     """
     made_in, context = context_of(tensor.op), context_of(op)
     while context is not None and context is not made_in:

@@ -1,8 +1,8 @@
 """The device on which a tensor is checked: the gate's own, or the CPU of the tensor's task.
 
-A *task* is one process of a cluster. Flags about values in another task are
-joined there, to cross the network as one tensor. So are findings about values on an accelerator, to
-come to the CPU as one tensor.
+A *task* is one process of a cluster. Flags about values in another task are joined there, to cross
+the network as one tensor. Findings about values on an accelerator are joined there, to reach the
+CPU as one tensor.
 """
 
 import tensorflow as tf

@@ -95,7 +95,8 @@ def short_together(tensors: Sequence[tf.Tensor]) -> List[List[int]]:
     """Groups short vectors of one length, to be joined; all other tensors stay alone.
 
     The vectors of a group have one dtype, one device, and makers of one type, since TensorFlow
-    places an op that names no device by its type. So none has to cross to another device first.
+    places an op that names no device by its type. So no vector has to cross to another device
+    first.
 
     Returns:
       The groups, each a list of indices.
@@ -143,7 +144,7 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
     """`tensor`, once all of `first` have run.
 
     Newer versions of TensorFlow mark the ops that `tf.control_dependencies` is given, and warn if a
-    session has seen one. So only ops of ours go through it.
+    session has seen one. So only our own ops are passed to it.
     """
     needed = list(dict.fromkeys(map(op_of, first)))
     if len({op.device for op in needed}) > 1:  # each device sends one signal

@@ -14,7 +14,7 @@ SessionInterface = tf_private.SessionInterface
 
 
 class Inside(threading.local):
-    """Whether this thread is inside of a call of ours: enter it by `with`, read it as a bool.
+    """Whether this thread is inside a call of ours: enter it by `with`, read it as a bool.
 
     The code inside may call the replaced methods again; then they pass the call on unchanged.
     """
@@ -31,10 +31,10 @@ class Inside(threading.local):
         return self._depth > 0
 
 
-# The attribute in which a method of ours keeps the method of TensorFlow's that it replaces.
+# The attribute in which our replacement of a method keeps TensorFlow's method.
 REPLACES = '_slimguard_replaces'
 
-# Entered for runs of ours (diagnosis, saves): `instrument` looks for no training in them.
+# Set during runs of our own (diagnosis, saves): `instrument` looks for no training in them.
 OWN_WORK = Inside()
 
 

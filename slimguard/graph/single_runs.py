@@ -2,9 +2,9 @@
 
 For each new set of fetches and feeds, a session of TensorFlow 1.15 has Grappler optimize the whole
 graph: a quarter of a second for 15,000 ops, where most of our runs take a few milliseconds.
-Grappler leaves a run alone if it feeds a tensor whose shape is not in the GraphDef (that of a
-placeholder is). So each run of ours feeds such a tensor, which no op needs. Newer versions first
-drop the ops that a run does not need; there the feed costs and saves nothing.
+Grappler skips a run that feeds a tensor whose shape is not in the GraphDef (a placeholder's shape
+is). So each run of ours feeds such a tensor, which no op needs. Newer versions first drop the ops
+that a run does not need; there the feed costs and saves nothing.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -70,5 +70,5 @@ def fixed_run(
 def _own(values: List[Any]) -> List[Any]:
     for place, value in enumerate(values):
         if isinstance(value, np.ndarray):
-            values[place] = value.copy()  # one after the other, so that not all are there twice
+            values[place] = value.copy()  # one by one, to need the memory of one copy only
     return values

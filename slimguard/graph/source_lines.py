@@ -99,8 +99,8 @@ def assigned_name(op) -> Optional[str]:
     for frame in _frames(op):
         if owners.is_users(frame[0]):
             line = _line_of(*frame)
-            # Without its comment. Before a semicolon there may be another statement, and one in a
-            # string looks the same: no name is better than a wrong one.
+            # The line without its comment. Before a semicolon there may be another statement, and a
+            # semicolon in a string looks the same: no name is better than a wrong one.
             text = '' if line is None else line.text.partition('#')[0].rstrip(' ;')
             assigned = None if ';' in text else _ASSIGNMENT.match(text)
             if assigned or not text.startswith('return '):

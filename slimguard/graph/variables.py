@@ -36,7 +36,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
 
 
 def variable_read(tensor) -> Optional[tf.Operation]:
-    """The op of the variable that a tensor is the value of, or a reference to; or None."""
+    """The op of the variable whose value, or reference, a tensor is; or None."""
     variable = variable_behind(tensor)
     if variable is None and is_variable_read(tensor.op):
         variable = variable_behind(tensor.op.inputs[0])

@@ -74,8 +74,8 @@ def controls_of(op) -> List[tf.Operation]:
     """The control inputs of `op`, in the order they were made.
 
     TensorFlow returns them in the order of their addresses once there are many, as for the op that
-    groups all updates. The order of creation is the same in each process: so the tensors of an
-    incident, for one, come in the order of the network.
+    groups all updates. The order of creation is the same in each process, so the tensors of an
+    incident, for example, are in the order of the network.
     """
     controls = op.control_inputs
     return controls if len(controls) < 2 else sorted(controls, key=tf_private.number_of)
@@ -229,13 +229,13 @@ def _elements_of(op) -> Optional[np.ndarray]:
     if op.type != 'Const':
         return None
     value = op.get_attr('value')
-    if not value.tensor_content:  # the last number stands for all that are left out
+    if not value.tensor_content:  # the last number stands for all that follow
         numbers = [value.half_val, value.float_val, value.double_val, value.int_val]
         numbers += [value.int64_val, value.scomplex_val[::2], value.dcomplex_val[::2]]
         del value.tensor_shape.dim[:]
         value.tensor_shape.dim.add(size=max(map(len, numbers)))
     elements = tf.make_ndarray(value)
-    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # numpy knows no minimum of it
+    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # numpy has no minimum for this dtype
         elements = elements.astype(np.float32)
     return elements if elements.size else None
 

@@ -1,4 +1,4 @@
-"""What happened in a bad step, what to do about it, and the record of it. Knows no graphs.
+"""What happened in a bad step, what to do about it, and its record. Does not deal with graphs.
 
 The files:
 

@@ -59,7 +59,7 @@ BY_PHASE = {
 
 
 def for_cause(trouble: str) -> str:
-    """What mends a cause, as a diagnosis names it; '' for a cause that is not in the table."""
+    """The cure for a cause, as a diagnosis names it; '' for a cause that is not in the table."""
     return next((cure for cause, cure in BY_CAUSE.items() if cause in trouble), '')
 
 

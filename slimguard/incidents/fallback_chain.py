@@ -16,11 +16,11 @@ _OVERFLOWS, _OF_STEPS = 5, 100
 
 
 class FallbackChain:
-    """Policies in order: the first that is willing takes an incident. After the last comes raise.
+    """Policies in order: the first that is willing takes an incident. If none is, it raises.
 
     A good step or a rollback resets the count of `Skip`, so that the chain begins with its first
-    policy again. If overflows keep coming from finite batches, a chain with a rollback skips no
-    more.
+    policy again. If overflows keep coming from finite batches, a chain with a rollback stops
+    skipping.
 
     Args:
       on_nan: the user's argument; None stands for `otherwise`.
@@ -29,13 +29,13 @@ class FallbackChain:
     Attributes:
       fallbacks: the policies and callables, in order.
       why_not: the end of the last incident's reason: why policies gave way.
-      spent: how much of the policy that took it is spent, such as ' (3 of 10 in a row)'.
+      spent: how much of the policy that took it is used up, such as ' (3 of 10 in a row)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
         self._factor: Optional[float] = None
-        self._told = 0, 0  # the numbers of skipped steps and of returns that were last told
+        self._told = 0, 0  # the numbers of skipped steps and of rollbacks that the log last gave
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
@@ -117,16 +117,16 @@ class FallbackChain:
         return '; '.join(told)
 
     def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often other processes went back to a checkpoint, and this one with them."""
+        """Notes how often all processes of the job went back to a checkpoint."""
         self._state.rollbacks = max(self._state.rollbacks, rollbacks)
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots a rollback wants. A callable's answer is not known ahead."""
+        """How many snapshots a rollback wants. What a callable will return is not known ahead."""
         return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
 
     def may(self, kind: type) -> bool:
-        """Whether a policy here is of a kind. A callable's answer is not known ahead."""
+        """Whether a policy here is of a kind. What a callable will return is not known ahead."""
         return any(isinstance(each, kind) for each in self.fallbacks)
 
     @property

@@ -122,7 +122,7 @@ def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.nd
     Args:
       steps: the global steps; NaN where the graph has none.
       rates: the learning rate of each; NaN where it is not known.
-      lines: what may have followed, by its name: a number for each step.
+      lines: the numbers that may have followed, by name: one for each step.
     """
     jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
     for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
@@ -141,7 +141,7 @@ def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.nd
 
 
 def _surge(values: np.ndarray, at: int) -> float:
-    """After how many steps from `at` on finite values are far above what they were before."""
+    """How many steps after `at` finite values are far above the values before it."""
     before = values[:at][np.isfinite(values[:at])]
     if not before.size:
         return math.inf

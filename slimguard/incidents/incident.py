@@ -18,17 +18,17 @@ class Incident:
       step: the global step of the state. A held step changes nothing: after four good steps and a
         bad one it is 4. None if the graph has no global step.
       loss: the step's loss, most often NaN; None if it is not known.
-      reason: a sentence.
+      reason: what the gate or the hook saw, in a sentence.
       tensors: names of what was bad: the loss, a variable's gradient, a moving average.
       strategy: 'check_numerics' where the train op has TensorFlow's check, else 'hook'.
       time: seconds since the epoch.
       held: whether the step changed nothing. False only for a train op without a gate, whose update
         was written before the loss was seen.
-      state_lost: whether variables were not finite before the step already. Then going on does not
-        help, and an older checkpoint has to be restored.
-      action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' if a
-        callable of the user's failed, 'interrupted' if Ctrl-C came before it was done, or
-        'on_nan_loss' if a subclass of NanLossHook decided by itself. None until that is decided.
+      state_lost: whether variables were not finite even before the step. Then the training cannot
+        continue from them, and an older checkpoint has to be restored.
+      action: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' if a callable of the user
+        failed, 'interrupted' if Ctrl-C came before the action, or 'on_nan_loss' if a subclass of
+        NanLossHook decided by itself. None until it is decided.
       restored: the state that a rollback restored.
       learning_rate: the factor of the learning rate since that rollback, if its policy has a
         `learning_rate`.
@@ -36,8 +36,8 @@ class Incident:
       gradient_norm: the norm of all gradients of the step together; None if it is not known.
       gradient_norm_ratio: this norm as a multiple of the median of the last good steps.
       diagnosis: what made the step bad, in a few lines, if the step was captured.
-      bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
-        there is none. One that `read_incidents` names is there.
+      bundle: the folder from which ``python -m slimguard replay BUNDLE`` runs the step again; None
+        if there is none. Every bundle that `read_incidents` names exists.
       worker: the process of a cluster that ran the step, such as ``'/job:worker/task:1'``.
     """
 
@@ -66,7 +66,7 @@ class Incident:
 
     @classmethod
     def from_dict(cls, record: Dict[str, Any]) -> 'Incident':
-        """The incident that `to_dict` made a record of; unknown keys are ignored.
+        """The incident whose record `to_dict` made; unknown keys are ignored.
 
         Raises:
           ValueError: if it is no record of an incident: it lacks a step or a reason, or a number is
@@ -113,7 +113,7 @@ class Incident:
 
     @property
     def update(self) -> str:
-        """What became of the update."""
+        """Whether the update was applied, in words."""
         return (
             'update not applied'
             if self.held
@@ -133,7 +133,7 @@ _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 't
 
 # The attributes that are numbers and may be NaN or Inf.
 _NUMBERS = ('loss', 'gradient_norm', 'gradient_norm_ratio')
-# Those that are finite; a step is a whole one.
+# The attributes that are finite numbers; a step is a whole number.
 _FINITE = ('step', 'time', 'learning_rate')
 
 

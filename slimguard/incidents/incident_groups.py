@@ -34,8 +34,8 @@ _ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
 class Group(NamedTuple):
     """Incidents whose causes differ in numbers at most.
 
-    An incident that was not examined is counted with those that were and had the same symptom, if
-    these are of one cause.
+    An incident that was not examined is counted with the examined ones of the same symptom, if
+    these have one cause.
 
     Attributes:
       first: the first incident that was examined; the first of all if none was.
@@ -71,7 +71,7 @@ def by_kind(items: Sequence[_T], incident_of: Callable[[_T], Any]) -> List[List[
     incidents = [incident_of(item) for item in items]
     causes: Dict[Tuple[str, ...], Set[str]] = {}
     for each in incidents:
-        # Data are looked at in any case: what is not examined has none that are bad.
+        # Drawn values are always checked, so an incident that was not examined has no bad data.
         if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
             causes.setdefault(symptom_of(each), set()).add(_cause_and_line(each))
     kinds: Dict[str, List[_T]] = {}
@@ -114,5 +114,5 @@ def kind_of(cause: str) -> str:
 
 
 def symptom_of(incident: Any) -> Tuple[str, ...]:
-    """What was seen, without its numbers, and where: incidents alike in it may differ in cause."""
+    """The symptom and its place, without numbers: incidents of one symptom may differ in cause."""
     return (kind_of(incident.reason.partition('; ')[0]), *incident.tensors)

@@ -1,6 +1,6 @@
 """The journal of a training: each incident goes to the log, the record's file and TensorBoard.
 
-In the log the first line says what made the step bad and where, the second what was done.
+In the log the first line gives the cause and its place, the second line the action.
 """
 
 import time
@@ -26,7 +26,7 @@ _DONE = {
 }
 # The number of bad rows that are remembered.
 _MOST_ROWS = 10000
-# The log tells the first incidents of a kind in full, and of the others only what was done.
+# The log gives the first incidents of a kind in full, and of later ones only the action.
 _IN_FULL = 2
 _NO_RECORD = (
     'no record of incidents is kept, as no logdir is known; pass '
@@ -81,7 +81,7 @@ class Journal:
         return self._earlier + self.count
 
     def again(self, rows: Mapping[str, str]) -> str:
-        """The end of a reason if a bad row was in an earlier incident already; '' if none was.
+        """The end of a reason if an earlier incident had one of the bad rows; '' if none had.
 
         Args:
           rows: the bad rows of the incident, as for `record`.
@@ -109,8 +109,8 @@ class Journal:
           incident: the incident, with its action.
           done_by: the name of the method or callable that acted, if no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
-          spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
-          why: the end of its reason: why this was done, such as why policies gave way.
+          spent: how much of its policy is used up, such as ' (3 of 10 in a row)'.
+          why: the end of its reason: why the action was taken, such as why policies gave way.
           rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
@@ -126,7 +126,7 @@ class Journal:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
-        """Logs how many lines were held back, and `told` if there is any, and closes the file."""
+        """Logs how many lines were held back, then `told` if it is not empty; closes the file."""
         if self._rate.held_back:
             log().warning(
                 '%d incidents in all; the last %d were not logged one by one.',
@@ -164,7 +164,7 @@ class Journal:
         kind = symptom if cause is None else kind_of(cause)
         first, times = self._kinds.get(kind, (self._number, 0))
         self._kinds[kind] = first, times + 1
-        # Where a cause was told in full, its symptom need not be.
+        # If a cause was logged in full, its symptom need not be.
         self._kinds.setdefault(symptom, (first, _IN_FULL))
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
@@ -192,8 +192,8 @@ def _in_short(incident: Incident, why: str) -> str:
 
 
 def _done(incident: Incident, done_by: str) -> str:
-    """What became of the update and of the training."""
-    if incident.action in ('error', 'interrupted'):  # `why` tells by what
+    """What happened to the update and to the training."""
+    if incident.action in ('error', 'interrupted'):  # `why` names the signal or the error
         return incident.update
     done = _DONE.get(incident.action or '', 'left to %s' % done_by)
     if incident.restored is not None:

@@ -21,8 +21,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.compat.v1.train.NanLossDuringTrainingError` (of `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (of `check_numerics`).
 
-    The message begins with what made the step bad, if that was found. It says what may help, if the
-    loss was above `max_loss` or if rollbacks did not help. It ends with a command, which runs the
+    The message begins with the cause, if it was found. If the loss was above `max_loss`, or
+    rollbacks did not help, the message says what may help. It ends with a command, which runs the
     step again if it was captured, or else shows the record.
 
     Attributes:
@@ -88,9 +88,9 @@ def _is_there(path: str) -> bool:
 def with_short_traceback(function: _F) -> _F:
     """Lets a `NanLossError` leave a function without the frames beneath it.
 
-    These frames are slimguard's own. They would stand between the user's line and the message. So
-    it is with a KeyboardInterrupt that slimguard raises once it has saved; what the function has
-    called of the user's, that stays.
+    These frames are slimguard's own. They would stand between the user's line and the message. The
+    same holds for a KeyboardInterrupt that slimguard raises after a save. Frames of user code that
+    the function has called stay.
     """
 
     @functools.wraps(function)

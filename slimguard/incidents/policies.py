@@ -1,6 +1,6 @@
 """What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`.
 
-A policy only answers one question: is it still willing, given how the training went so far? The
+A policy answers only one question: does it still take an incident, given the training so far? The
 loop that runs the training carries out its action. Policies are plain values: they hold no state,
 compare by their arguments, and can be used in several trainings.
 """
@@ -15,25 +15,28 @@ if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies 
     from slimguard.incidents.incident import Incident
 
 
-# Kinds of causes, for policies. The batch is at fault, or what a sum over it came to, and not the
-# weights: the next batch may be good.
+# Kinds of causes, for policies. The batch is at fault, or a sum over it, and not the weights: the
+# next batch may be good.
 BATCH = 'batch'
-# Numbers grew until they overflowed. From an older state, with a smaller rate, they may not.
+# Numbers grew until they overflowed. From an older state, with a smaller learning rate, they may
+# not.
 EXPLOSION = 'explosion'
-# Neither the batch nor the weights are at fault: the same comes again, whatever the policy does.
+# Neither the batch nor the weights are at fault: the same failure comes again, whatever the policy
+# does.
 COMES_AGAIN = 'comes again'
-# Variables are at fault, and no batch: the next batch meets the same. An older state may be good.
+# Variables are at fault, and no batch: the next batch fails in the same way. An older state may be
+# good.
 STATE = 'state'
 
 # `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
-# The most bad batches in a row that may be chance. For more, over half of all batches would have to
-# be bad.
+# So many bad batches in a row may be chance, but no more: else over half of all batches would have
+# to be bad.
 _BY_CHANCE = 100
 
 
 class PolicyState:
-    """How a training went so far: all that policies ask for.
+    """The history of a training, as far as policies need it.
 
     Attributes:
       in_a_row: the number of incidents since the last good step or rollback, the present one
@@ -45,7 +48,7 @@ class PolicyState:
       ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
       cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
         `STATE`; '' for any other, and if it is not known.
-      cause_in_row: the last that is known among the incidents in a row.
+      cause_in_row: the last known cause among the incidents in a row.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
@@ -80,7 +83,7 @@ class PolicyState:
         self.steps += 1
         self.in_a_row += 1
         self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
-        # Variables that a step is to write may have been lost since, and are restored.
+        # Variables that a step is to write may have been lost since, and are then restored.
         self.in_vain = cause == STATE and not state_lost and not self.good
 
     def note_skipped(self) -> None:
@@ -106,7 +109,7 @@ class Policy:
     """Base of all policies.
 
     Attributes:
-      action: the word for what is done.
+      action: the name of its action.
       ends: whether the training ends with it.
     """
 
@@ -122,7 +125,7 @@ class Policy:
         return ''
 
     def spent(self, state: PolicyState) -> str:
-        """How much of it is spent, the present incident included; '' if it has no limit."""
+        """How much of it is used up, the present incident included; '' if it has no limit."""
         return ''
 
 
@@ -144,15 +147,16 @@ class Stop(Policy):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Skip(Policy):
-    """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
+    """Continue with the next batch, until `max_consecutive` steps in a row were skipped.
 
     It does not skip in three cases: variables themselves are lost, so that every batch is bad; the
     weights are ruined, which is known only if a `Rollback` follows in the chain; or the diagnosis
-    says that the same comes again, whatever the batch is.
+    says that the same failure comes again, whatever the batch is.
 
     Args:
-      max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault, it
-        is a hundred, as such steps say nothing about the weights; then `max_ratio` decides.
+      max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault,
+        the limit is a hundred, since such steps say nothing about the weights; use `max_ratio`
+        against them.
       max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the 201st gives
         way to the next policy. Above 0, and at most 1. A rollback begins a new count. Default: no
         limit.
@@ -213,7 +217,7 @@ class Skip(Policy):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Rollback(Policy):
-    """Go back to the newest trusted state and on with the next batch, at most `max_times` times.
+    """Restore the newest trusted state and take the next batch, at most `max_times` times.
 
     A state is a snapshot in memory or a finite checkpoint. It is trusted once ten good steps have
     followed it; a snapshot whose loss is ten times that of all before it is never kept. Without a
@@ -221,21 +225,21 @@ class Rollback(Policy):
     twenty good steps, it restores an older state. A training without a checkpoint saves its state
     before its first step.
 
-    It does not go back if the diagnosis says that the same comes again, whatever the weights are;
-    nor if variables are at fault, and no step was good since the last rollback; nor, in a chain
-    that skips as well, if the diagnosis says that the batch is at fault.
+    It does not roll back in three cases: the diagnosis says that the same failure comes again,
+      whatever the weights are; variables are at fault, and no step was good since the last
+      rollback; or the chain also skips, and the diagnosis says that the batch is at fault.
 
     Args:
       max_times: how often, in one training.
       on_rollback: called as ``on_rollback(session, incident)`` once the state is restored.
       learning_rate: the factor of the learning rate after each rollback, for good: with 0.5 the
-        updates after the second rollback are made with a quarter of the rate. It holds for every
-        optimizer and schedule, and after a restart of the training as well. Above 0, and at most 1.
-        Default: the learning rate stays.
-      snapshots: how many states are kept, as copies of all variables in memory: one that is not
-        trusted yet, and others that are spread over the steps so far. None is kept if they would
-        take more than half of the free memory; a log line says so. At least 2, or 0 for none. A job
-        of several processes keeps none.
+        updates after the second rollback use a quarter of the rate. It works with every optimizer
+        and schedule, and stays after a restart of the training. Above 0, and at most 1. Default:
+        the learning rate stays.
+      snapshots: how many states to keep, as copies of all variables in memory: one that is not
+        trusted yet, and others spread over the steps so far. If they would take more than half of
+        the free memory, none is kept, and a log line says so. At least 2, or 0 for none. A job with
+        parameter servers keeps none.
     """
 
     action = 'rollback'

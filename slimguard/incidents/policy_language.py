@@ -79,7 +79,7 @@ def parse_chain(text: str) -> List[Policy]:
 def _require_each_acts(fallbacks: Sequence[Any]) -> None:
     """Raises `ValueError` if anything comes after a policy that takes every incident."""
     for fallback, after in zip(fallbacks, fallbacks[1:]):
-        if type(fallback) in (Raise, Stop):  # a class of the user's may give way
+        if type(fallback) in (Raise, Stop):  # a policy class of the user may give way, too
             raise ValueError(
                 '%r before %r, which never acts then, since %r takes every incident; put it last'
                 % (fallback.action, getattr(after, 'action', after), fallback.action)

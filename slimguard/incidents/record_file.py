@@ -1,6 +1,6 @@
 """The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, read, and shown.
 
-It has one JSON object a line: the attributes of an `Incident`, and the process that it happened in.
+It has one JSON object on each line: the attributes of an `Incident`, and its process.
 A guarded training makes the file when it begins: an empty file means that there was no incident,
 and no file means that nothing was guarded. Each line is one write to a file opened for appending,
 so several workers may share it, and a write that is cut short (by a kill, or a full disk) costs
@@ -44,8 +44,8 @@ def path_in(logdir: files.Path) -> str:
 class IncidentFile:
     """The record in a logdir, for appending.
 
-    A failure to write is logged once and raises nothing: the training is worth more. How many
-    incidents are missing is said when the file is closed.
+    A failure to write is logged once and raises nothing: the training is worth more. When the file
+      is closed, the log says how many incidents are missing.
 
     Args:
       logdir: the directory, as a str, bytes or `os.PathLike`; '' is the working directory.
@@ -153,9 +153,9 @@ class Record(NamedTuple):
 def read_incidents(logdir: files.Path) -> List[Incident]:
     """The incidents that trainings have recorded in a log directory, the oldest first.
 
-    Imports no TensorFlow for a logdir of this machine. An empty list says that a guarded training
-    ran there and had no incident. A `RuntimeWarning` tells how many lines could not be read (a kill
-    may cut one short).
+    Imports no TensorFlow for a logdir of this machine. An empty list means that a guarded training
+    ran there and had no incident. A `RuntimeWarning` says how many lines could not be read (a kill
+    may cut a line short).
 
     Args:
       logdir: a directory (a str, bytes or `os.PathLike`, relative or absolute), on any file system
@@ -163,9 +163,9 @@ def read_incidents(logdir: files.Path) -> List[Incident]:
 
     Raises:
       FileNotFoundError: if there is no record, or no such directory.
-      ValueError: if there is one, and no line of it is an incident; or if `logdir` is no path.
+      ValueError: if no line of the record is an incident; or if `logdir` is no path.
       TypeError: if `logdir` is no path.
-      OSError: if it cannot be read.
+      OSError: if the record cannot be read.
 
     Example::
 

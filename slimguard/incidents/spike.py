@@ -31,14 +31,14 @@ class Spike:
     absolute value of the loss, and one for the norm of all gradients as the optimizer takes them
     (after clipping, if there is any). The gate compares before anything is written.
 
-    * A value that was typical once is no spike: the limit never falls below the largest median so
+    * A value that was once typical is no spike: the limit never falls below the largest median so
       far.
     * If the last good steps differ much, as when a loss is near zero and some batches are hard, the
       limit is higher. It grows with the distance of their upper quartile from their median, up to
       ten times the largest median so far.
     * With fewer than `warmup` good steps the multiple is larger: with a `warmup` of 20 it is twenty
-      times as large after the first step, then less and less. The very first step has no limit.
-    * Steps that were held do not count. A new process begins anew.
+      times as large after the first step, and shrinks from there. The first step has no limit.
+    * Held steps do not count. A new process begins with no steps.
 
     Args:
       loss: the multiple for the loss, above 1; None for no limit.
@@ -212,7 +212,7 @@ class Largest:
         if not value > self._largest:
             return 0.0
         before, self._largest = self._largest, value
-        # A loss may be near zero by chance, and among the first steps all may be.
+        # A single loss may be near zero by chance, and so may all of the first steps.
         floor = max(before, 1.0) if self.count <= _FIRST else before
         return value / before if before and value > _FAR_BEYOND * floor else 0.0
 

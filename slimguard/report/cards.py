@@ -27,7 +27,7 @@ charts, no_charts = _imported()
 _ENDED = ('raise', 'stop', 'error')
 _MOST_KINDS = 20
 
-Draw = Callable[[Any, str], Any]  # of a chart and its name
+Draw = Callable[[Any, str], Any]  # draws a chart under a name
 
 
 class Drawing(NamedTuple):
@@ -72,8 +72,8 @@ class Kind(NamedTuple):
 
     Attributes:
       heading: the cause.
-      count: how many there are, at which steps, what was done, and which one the card shows; '' for
-        one incident that ended nothing and was examined.
+      count: how many there are, at which steps, the actions, and which one the card shows; '' for
+        one examined incident that did not end the training.
       card: the card of the most important incident, or why it cannot be shown.
       alike: the same for the other incidents that have a bundle.
     """

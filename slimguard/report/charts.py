@@ -153,7 +153,7 @@ def pixels(chart: Chart, width: int = WIDE) -> np.ndarray:
 @contextlib.contextmanager
 def _style(salt: str = ''):
     with warnings.catch_warnings(), matplotlib.rc_context(matplotlib.rcParamsDefault):
-        warnings.simplefilter('ignore')  # such as of letters that the font lacks
+        warnings.simplefilter('ignore')  # such as a warning of letters that the font lacks
         matplotlib.rcParams.update({'svg.hashsalt': salt, **_STYLE})
         yield
 
@@ -514,7 +514,7 @@ def samples_chart(sheet: Sheet) -> Chart:
             is_bad = bool(sample.bad or sample.suspect)
             look = {'ec': _BAD, 'lw': 3} if is_bad else {'ec': _GRID, 'lw': 1}
             canvas.add_patch(Rectangle((left, top), *size, fill=False, clip_on=False, **look))
-            if max(height, across) >= 24 and sample.bad_pixels:  # else each pixel can be seen
+            if max(height, across) >= 24 and sample.bad_pixels:  # a smaller image shows each pixel
                 y, x = np.transpose(sample.bad_pixels) + 0.5
                 x, y = left + x * size[0] / across, top + y * size[1] / height
                 for color, lw in (('#ffffff', 4), (_RING, 2)):

@@ -1,7 +1,7 @@
 """The report as one HTML page. It loads nothing: no script, no font, no image.
 
-Its looks are in ``templates/``. The template engine escapes all text that comes from the run; the
-library that writes the charts as XML escapes the text in them.
+Its HTML and its styles are in ``templates/``. The template engine escapes all text that comes from
+the run; the library that writes the charts as XML escapes the text in them.
 """
 
 import functools
@@ -54,11 +54,11 @@ def _svg(chart: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def environment() -> jinja2.Environment:
-    """The template engine: it escapes all that it is given, and fails for a name without a value.
+    """The template engine: it escapes every value, and fails for a name without a value.
 
     Invisible characters, and those that change the direction of text, are written as escapes, so
     that no name in a run looks like another. A longer text is cut, since a damaged record may hold
-    any.
+    texts of any length.
     """
     return jinja2.Environment(
         loader=jinja2.PackageLoader('slimguard.report', 'templates'),

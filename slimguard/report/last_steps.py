@@ -9,9 +9,9 @@ from slimguard.report import words
 from slimguard.report.loss_history import Curve, curve_of
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
-_FAR = 2.0  # orders of magnitude above the median: no usual step is as far
-_MOST_CALM = 4  # the most usual steps between two that belong to one explosion
-GLOBAL_STEP = 'global step'  # what the steps are counted by, where the graph has one
+_FAR = 2.0  # orders of magnitude above the median: no usual step is so far above it
+_MOST_CALM = 4  # the largest number of usual steps between two steps of one explosion
+GLOBAL_STEP = 'global step'  # the unit of the steps, if the graph has a global step
 
 
 class LastSteps(NamedTuple):

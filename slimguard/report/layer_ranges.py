@@ -7,8 +7,8 @@ from slimguard.diagnosis.ranges import Range
 
 PHASES = ('input', 'forward', 'backward', 'update')
 
-_MOST = 40  # layers of a pass; of more, those around the one at fault are shown
-_DEEPEST = 20  # scopes of a name; nobody nests so many, but a damaged bundle may
+_MOST = 40  # the most layers of a pass that are shown, around the one at fault
+_DEEPEST = 20  # the most scopes of a name: nobody nests so many, but a damaged bundle may
 
 
 class Layer(NamedTuple):

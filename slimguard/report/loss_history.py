@@ -45,8 +45,8 @@ def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
 
     Args:
       logdir: the directory, which may be remote.
-      most: about how many points are kept. A longer curve is cut into pieces, and the least and
-        the largest point of each piece are kept.
+      most: about how many points are kept. A longer curve is cut into pieces, of which the smallest
+        and the largest point are kept.
 
     Returns:
       The curve, or None if no scalar in the event files looks like a loss; and sentences about

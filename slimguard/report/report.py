@@ -93,7 +93,7 @@ def _html() -> Any:
 
 
 def _warn(data: ReportData, no_charts: str) -> None:
-    """Prints the page's notes on what is missing to stderr as well."""
+    """Prints the page's notes on missing things to stderr as well."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
     for note in [*data.notes, *([no_charts] if no_charts else [])]:
@@ -122,7 +122,7 @@ def _write(path: str, content: bytes) -> None:
     try:
         if _is_device(path):
             sys.stdout.flush()
-            with open(path, 'ab') as stream:  # 'a': a shell's `>>` goes on at the end
+            with open(path, 'ab') as stream:  # 'a': with a shell's `>>` the output goes to the end
                 stream.write(content)
             return
         files.write_atomically(path, content)
@@ -135,5 +135,5 @@ def _write(path: str, content: bytes) -> None:
 
 def _is_device(path: str) -> bool:
     """Whether `path` is written to and not replaced: a device, a FIFO, our own stdout."""
-    is_ours = path in ('/dev/stdout', '/dev/stderr')  # even if a shell made it a file
+    is_ours = path in ('/dev/stdout', '/dev/stderr')  # even if a shell redirects it to a file
     return is_ours or os.path.exists(path) and not os.path.isfile(path)

@@ -89,7 +89,7 @@ class IncidentView(Incident):
     def kind(self) -> str:
         """The action, or 'other' if no colour stands for it.
 
-        There is none if the process was killed between the step and its policy.
+        No action is known if the process was killed between the step and its policy.
         """
         if self.action in (None, '', 'interrupted'):
             return 'not said'
@@ -210,9 +210,9 @@ def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
 
 
 def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
-    """The rows that are bad in the input, or made a tensor further on bad; and of how many.
+    """The rows that are bad in the input, or made a later tensor bad; and the number of rows.
 
-    A tensor further on may have another first dimension than the batch: `samples` compares.
+    A later tensor may have another first dimension than the batch: `samples` compares.
     """
     found = said['non_finite']
     if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:

@@ -125,8 +125,8 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
             ends.append((float(finite.min()), float(finite.max())))
     if not ends:
         return 0.0, 1.0
-    # The median ends: a wild sample must not leave the rest of the batch black. It is no mean of
-    # two samples, which may overflow.
+    # The medians of both ends: a wild sample must not make the rest of the batch black. Not a mean
+    # of two samples, which may overflow.
     low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:

@@ -26,7 +26,7 @@ def as_path(path: Path, name: str = 'logdir') -> str:
 
     Args:
       path: a str, bytes or `os.PathLike`, relative or absolute, or a URL of a file system that
-        `tf.io.gfile` knows (``gs://...``). ``file://`` is taken off: what follows is a local path.
+        `tf.io.gfile` knows (``gs://...``). ``file://`` is removed: the rest is a local path.
       name: the caller's name for it, for errors.
 
     Raises:
@@ -80,8 +80,8 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
     """As `as_path`, for a directory that checkpoints are saved to and restored from.
 
     Raises:
-      ValueError: also if TensorFlow could never restore a checkpoint from there, or if it, or a
-        folder above it, is no directory.
+      ValueError: also if TensorFlow could never restore a checkpoint from there, or if the path, or
+        a folder above it, is no directory.
     """
     text = as_path(path, name)
     found = [letter for letter in text if letter in _WILD]
@@ -136,7 +136,7 @@ def list_dir(path: str) -> List[str]:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Opens a regular file wherever it is: to read a FIFO or a device might take for ever.
+    """Opens a regular file here or elsewhere; reading a FIFO or a device might take for ever.
 
     Raises:
       FileNotFoundError, tf.errors.NotFoundError: if there is none.
@@ -209,7 +209,7 @@ def free_bytes(path: str) -> Optional[int]:
 
 
 def megabytes(size: float) -> str:
-    """A number of bytes for people."""
+    """Bytes in words, as megabytes."""
     return '%.1f MB' % (size / 1e6)
 
 
@@ -237,7 +237,7 @@ def write_atomically(
     making = '%s.making-%s' % (path, uuid.uuid4().hex)
     gfile = _gfile() if is_remote(path) else None
     try:
-        # 'x': a link that somebody has put there is not followed.
+        # 'x': do not follow a link that somebody has put there
         with open(making, 'xb') if gfile is None else gfile.GFile(making, 'wb') as file:
             file.write(content)
         if check is not None:

@@ -17,11 +17,11 @@ _LOGGER.addFilter(_named)
 def log() -> logging.Logger:
     """The logger 'slimguard'.
 
-    TensorFlow's logger is its parent: its level holds where 'slimguard' has none of its own, and
-    its handlers print what is logged here. No message begins with 'slimguard': the logger's name
-    says it in the formats of Python and TensorFlow, and the file's name in absl's.
+    TensorFlow's logger is its parent: its level applies unless 'slimguard' has a level of its own,
+    and its handlers print the messages. No message begins with 'slimguard': the formats of Python
+    and TensorFlow show the logger's name, and absl's format shows the file's.
     """
-    import tensorflow as tf  # only now, as readers of a record need none
+    import tensorflow as tf  # imported only now, since readers of a record do not need it
 
-    _LOGGER.parent = tf.get_logger()  # which makes its handler when it is first asked for
+    _LOGGER.parent = tf.get_logger()  # TensorFlow makes its handler at the first call
     return _LOGGER

@@ -37,7 +37,7 @@ def place_of(file: str) -> str:
 
 
 def tell_after_cells(advice: Callable[[BaseException], str]) -> None:
-    """From now on prints what `advice` returns for an error that ends a cell; '' prints nothing.
+    """From now on prints the text that `advice` returns for an error that ends a cell, if any.
 
     Does nothing in plain Python, and nothing if it was called before.
     """

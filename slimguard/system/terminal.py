@@ -62,7 +62,7 @@ def streams() -> Iterator[None]:
     * A pipe that was closed (``| head -1``) ends the process without a word, with the exit code
       that a shell gives to SIGPIPE.
     * If nothing can be written (a full disk), a sentence on stderr says so, and the exit code is 2.
-      So it is after any other `OSError`, which is the user's to solve, and no bug.
+      The same happens after any other `OSError`, which the user has to solve, and is no bug.
     * If stdout was closed from the beginning (``>&-``), nothing is written, and the exit code is
       the command's own.
     """

@@ -16,7 +16,7 @@ _PACKAGES = (
 
 
 class Owners:
-    """Tells files of the user's from those of TensorFlow, tf-slim, Keras, slimguard and Python."""
+    """Tells the user's files from those of TensorFlow, tf-slim, Keras, slimguard and Python."""
 
     def __init__(self) -> None:
         self._theirs = _directories()

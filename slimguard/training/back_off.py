@@ -1,8 +1,8 @@
 """Smaller updates after a rollback: the factor of the learning rates, kept beside the checkpoints.
 
-The factor is in the session (:mod:`slimguard.gate.learning_rates`), and so it ends with that. For a
-restart it is in the file ``LOGDIR/slimguard/learning_rate.json``: in the checkpoints there is
-nothing that plain slim would not read.
+The factor is in the session (:mod:`slimguard.gate.learning_rates`), and so it ends with the
+session. For a restart it is in the file ``LOGDIR/slimguard/learning_rate.json``, since checkpoints
+must hold nothing that plain slim would not read.
 """
 
 import json
@@ -16,7 +16,7 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.system import files
 from slimguard.system.log import log
 
-# So many bytes of the file are read: it has some forty.
+# At most so many bytes of the file are read: it has some forty.
 _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
 
@@ -26,9 +26,9 @@ class BackOff:
 
     Args:
       rates: what multiplies the learning rates.
-      directory: tells where the checkpoints are, which it may not know at first.
-      ranks: the processes that train together. The first keeps the factor, and tells the others of
-        it before they train.
+      directory: returns where the checkpoints are; None while that is not known.
+      ranks: the processes that train together. The first keeps the factor, and sends it to the
+        others before they train.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class BackOff:
         self._rates.set(session, self._factor)
 
     def before_step(self, session) -> None:
-        """The same, once it is known where the checkpoints are."""
+        """As `enter`, once it is known where the checkpoints are."""
         if self._directory() != self._kept_in and not self._ranks.are_several:
             self.enter(session)
 
     def after(self, session, by: float) -> float:
-        """What the factor is going to be after one more rollback, which multiplies it by `by`."""
+        """The factor after one more rollback, which multiplies it by `by`."""
         if not self._rates.is_used:
             raise gates.NoLearningRateError(_NOT_USED % by)
         return min(self._factor, self._rates.get(session)) * by
@@ -70,7 +70,7 @@ class BackOff:
         self._rates.set(session, self._factor)
 
     def _catch_up(self) -> None:
-        """Goes on with the factor of the logdir, if it is smaller."""
+        """Takes over the factor of the logdir, if it is smaller."""
         directory = self._directory()
         if directory is None or directory == self._kept_in:
             return
@@ -120,7 +120,7 @@ def back_off_in(
     is_shared: bool,
     ranks: gates.Ranks = _ALONE,
 ) -> Optional[BackOff]:
-    """What makes updates smaller in a graph, if a policy asks for that or did so before.
+    """The `BackOff` of a graph, if a policy lowers the learning rate, or did so before.
 
     Args:
       graph: the graph of the training.
@@ -141,7 +141,7 @@ def back_off_in(
 
 
 def warn_of_another_policy(directory: Optional[str]) -> None:
-    """Says that a training has its full learning rate again, if an earlier one had not."""
+    """Warns that a training has its full learning rate again, if an earlier one had less."""
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
         log().warning(

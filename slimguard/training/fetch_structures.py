@@ -18,7 +18,7 @@ from slimguard.graph import TrainOp, key, op_of
 
 
 def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
-    """The parts of a structure, and what makes one of that kind of others; None for one fetch.
+    """The parts of a structure, and a function that rebuilds it from others; None for one fetch.
 
     The structures are those that `Session.run` knows. A session makes each structure of values from
     the type of the fetches, except that it makes a plain list from any kind of list.
@@ -73,7 +73,7 @@ def fetched_elements(fetches, graph: tf.Graph) -> list:
 
 
 def leaves(fetches) -> Iterator[Any]:
-    """The single fetches in a structure of them, or the values in that of what was fetched."""
+    """The single fetches in a structure of fetches, or the values in a structure of values."""
     found = parts_of(fetches)
     if found is not None:
         for each in found[0]:

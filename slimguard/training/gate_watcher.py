@@ -38,18 +38,18 @@ from slimguard.training.watched_run import Run, WatchedRuns
 
 
 class GateWatcher(tf1.train.SessionRunHook):
-    """Watches every train op of a graph; what `NanLossHook` does, with or without a loss.
+    """Watches every train op of a graph: the base of `NanLossHook`, with or without a loss.
 
     Attributes:
-      max_loss, logdir, ends_job: what the user of this hook says; see `NanLossHook`.
+      max_loss, logdir, ends_job: the user's settings of this hook; see `NanLossHook`.
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
-      histories: what keeps the last steps of each gate.
+      histories: keeps the last steps of each gate.
       runs: knows which runs are steps to watch; made anew for each training.
-      job: the part that the process takes in a job of several processes, or None.
+      job: the process's part in a job of several processes, or None.
     """
 
-    # Whether what runs write beside their train op goes through the gate, or is told of, elsewhere.
+    # Whether another part handles writes beside the train op: gates them, or warns of them.
     _guards_beside = False
 
     def __init__(
@@ -82,7 +82,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     @property
     def own_settings(self) -> TrainingSettings:
-        """What the user of this hook says, who may have changed some of it since."""
+        """The user's settings of this hook; the user may have changed some since."""
         said = {'max_loss': self.max_loss, 'logdir': self.logdir, 'ends_job': self.ends_job}
         return self._settings._replace(**said)
 
@@ -92,7 +92,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self._in_force.max_loss if self.max_loss is None else self.max_loss
 
     def join(self, training: Training) -> None:
-        """Is told what is known of the training that will call `begin`."""
+        """Takes over the training that will call `begin`."""
         self._joined = training
 
     def leave(self) -> None:
@@ -138,7 +138,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
-            # The first rank's variables come to the others once all hooks have the session.
+            # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
             self._preparation.enter(session, at_once)
 
@@ -211,7 +211,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     @with_short_traceback
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
-        """Lets `on_nan_loss` act on one incident of a run; all on record, its errors leave here."""
+        """Lets `on_nan_loss` act on one incident of a run; records all, then raises its errors."""
         with self._training.saving_before_errors(run_context.session, self):
             found = _looked_at(self.job, run_context.session, [*beside, reading])
             *others, reading = map(self._remember, found)
@@ -224,7 +224,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return reading
 
     def _record_unseen(self, session) -> None:
-        """Records the bad steps that no step after them has told of."""
+        """Records the bad steps that no later step has reported."""
         goes_back = self.job is not None and self.job.goes_back
         for reading in self.runs.leave(session):
             self._handler.record_unseen(self._remember(reading), goes_back)
@@ -266,11 +266,11 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
     def _look_around(self) -> tf_callers.CallingSession:
-        """What the callers of `begin` tell of the session that is being made."""
+        """What the callers of `begin` show about the session that is being made."""
         return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
-        """Where the record goes: the logdir, or where the session saves; of ranks, one's."""
+        """Finds the record's folder: the logdir, or where the session saves; on one rank only."""
         directory: Any = self._in_force.logdir  # which is a str by now
         if self._ranks.rank:
             if directory is not None:
@@ -285,7 +285,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return directory
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Optional[Recovery]:
-        """What goes back to an earlier state; None if there is no directory for checkpoints."""
+        """The `Recovery` for rollbacks; None if there is no directory for checkpoints."""
         training, directory, ranks = self._training, self._directory, self._ranks
         may_go_back = _may_go_back(policies)
         if ranks.are_several:
@@ -316,7 +316,7 @@ def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> N
 def _refusal_without_gate(
     policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
 ) -> Optional[str]:
-    """What a train op without a gate is refused with; None where its loss can be watched."""
+    """The error for a train op without a gate; None if its loss can be watched instead."""
     needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
     return NO_GATE % (on_nan,) if needs_gate else None
 
@@ -326,7 +326,7 @@ def _looked_at(job: Optional[Job], session, found: List[Reading]) -> List[Readin
 
 
 def _action_of(watcher: GateWatcher) -> Action:
-    """What acts on an incident: the watcher's method, or one that overrides it."""
+    """The `Action` on an incident: the watcher's method, or an override of it."""
     is_policy = getattr(watcher.on_nan_loss, '__func__', None) is GateWatcher.on_nan_loss
     return Action(watcher.on_nan_loss, type(watcher).__name__ + '.on_nan_loss', is_policy)
 
@@ -344,7 +344,7 @@ def _may_go_back(policies: FallbackChain) -> bool:
 def _job_in(
     session, loss: Optional[tf.Tensor], is_chief: Optional[bool], directory: Optional[str]
 ) -> Optional[Job]:
-    """The part that this process has in a job of several; None if it is alone."""
+    """This process's part in a job of several processes; None if it trains alone."""
     near = [loss.op] if loss is not None else []
     near += [op_of(gate.train_op) for gate in gates.gates_of(session.graph).values()]
     for op in near:

@@ -34,12 +34,12 @@ class HookLoop:
     """Opens a training for a hook, from its `begin` to the end of its session.
 
     Args:
-      handed: what is known of the training, which is not open yet.
-      settings: what its user says, to the hook or else to the loop.
+      handed: the training, which is not open yet.
+      settings: the user's settings, of the hook or else of the loop.
       graph: the graph.
-      directory: where the record is, and the checkpoints, if the session itself keeps none; None
-        if nowhere.
-      calling: what is known of the session that is being made.
+      directory: the folder of the record, and of the checkpoints unless the session keeps its own;
+        None for none.
+      calling: the session that is being made, as far as known.
 
     Attributes:
       training: the training.
@@ -56,10 +56,11 @@ class HookLoop:
         self._graph = graph
         self._calling = calling
         self._has_ended = self._hears = False
-        self._open = contextlib.ExitStack()  # what is given back when the session is closed
+        self._open = contextlib.ExitStack()  # what to undo when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         checkpoints = saver = None
-        # In a job its place tells who saves; but what is restored first is looked at before.
+        # In a job, the place of the process says who saves. But slimguard checks first what a
+        # session restores.
         saves = calling.is_chief if handed.makes_sessions else True
         saved_to = _saved_to(directory, calling) if _trains(graph) else None
         if saved_to is not None and saves is not False:
@@ -81,7 +82,7 @@ class HookLoop:
     def open(
         self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
     ) -> None:
-        """A session is there; it may be a new one in place of one that failed.
+        """Opens a session, which may replace one that failed.
 
         Args:
           session: the `tf.compat.v1.Session`.
@@ -117,7 +118,7 @@ class HookLoop:
                 saver.build()
 
     def end(self, session, incidents: int) -> None:
-        """The training has ended as it should, after so many incidents; its saver saves now."""
+        """The training has ended without an error, after so many incidents; its saver saves now."""
         self._has_ended = True
         self._show(session, incidents)
 
@@ -132,7 +133,7 @@ class HookLoop:
             close()
 
     def drop(self) -> None:
-        """Gives back what it took: the session is gone, and nobody has closed it."""
+        """Releases everything: the session was freed without being closed."""
         self._open.close()
 
     # The steps.
@@ -144,7 +145,7 @@ class HookLoop:
             self.training.signals.begin_step()
 
     def end_step(self, run_context, incidents: int) -> None:
-        """A run has ended; asks the loop to stop where a signal has come."""
+        """A run has ended; asks the loop to stop if a signal has come."""
         signals = self.training.signals
         signals.end_step()
         if signals.is_asked:
@@ -175,16 +176,16 @@ def _trains(graph: tf.Graph) -> bool:
 
 
 def _saved_to(directory: Optional[str], calling: tf_callers.CallingSession) -> Optional[str]:
-    """Where the session keeps its checkpoints, also where the hook's record is elsewhere."""
+    """Where the session keeps its checkpoints, even if the hook's record is elsewhere."""
     if directory is None or not calling.dirs:
         return directory
     return files.as_path(calling.dirs[0], 'checkpoint_dir')
 
 
 def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:
-    """What the session that is being made saves with, from now on a `FiniteSaver`.
+    """The saver of the session that is being made, from now on a `FiniteSaver`.
 
-    It is the session's own, or the graph's, as TensorFlow's hooks take it; else a new one.
+    It wraps the session's own saver, or the graph's, which TensorFlow's hooks use; else it is new.
     """
     with tf_private.unfinalized(graph):
         saver = calling.saver() or offer_saver(graph, is_built_later=calling.builds_saver)
@@ -195,8 +196,8 @@ def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> Finite
 
 def _listen_to_close(session, loop: HookLoop) -> None:
     """Has `loop.close` called in place of `session.close`, once."""
-    here = weakref.ref(session)  # as the session itself holds what is made here
-    before = vars(session).get('close')  # of another hook
+    here = weakref.ref(session)  # weak, since the session itself holds this function
+    before = vars(session).get('close')  # from another hook
 
     @with_short_traceback
     def close() -> None:

@@ -34,8 +34,8 @@ class HookedSession(SessionWrapper):
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
       hooks: the `SessionRunHook`s, whose `begin` was called.
-      train_op: a train op whose runs are steps. Those of every guarded train op are, and of any
-        op that runs an optimizer.
+      train_op: a train op whose runs are steps. The runs of every guarded train op, and of any op
+        that runs an optimizer, are steps, too.
       before_other_run: called before each run that is no step, or None.
       prepares: as for `PreparedRuns`.
 
@@ -91,7 +91,7 @@ class HookedSession(SessionWrapper):
     def make_callable(self, fetches, feed_list=None, accept_options=False):
         """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
         elements = fetched_elements(fetches, self.graph)
-        # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
+        # A QueueRunner's thread runs the op that fills a queue; no hook may raise or stop there.
         fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
         if fills_queue or self._step_of(fetches) is None:
             return self._session.make_callable(fetches, feed_list, accept_options)
@@ -279,7 +279,7 @@ def _has(hook, name: str) -> bool:
 
 
 class HookCalls:
-    """The calls of hooks around one run, as a `MonitoredSession` makes them; it asks at once.
+    """The calls of hooks around one run, as in a `MonitoredSession`; calls `before_run` at once.
 
     Args:
       hooks: the hooks, in order.
@@ -287,8 +287,8 @@ class HookCalls:
       options: the caller's `RunOptions`, or None. The options of the hooks are merged into them.
 
     Attributes:
-      fetches: by hook, what it fetches, of any structure.
-      feeds: what the hooks feed.
+      fetches: by hook, its fetches, of any structure.
+      feeds: the feeds of the hooks.
       options: the `RunOptions` of the run.
 
     Raises:
@@ -315,7 +315,7 @@ class HookCalls:
         return self.options if self.options.ByteSize() else None
 
     def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
-        """What hooks and the caller feed together; a tensor fed by both is a RuntimeError."""
+        """The feeds of hooks and caller together; RuntimeError for a tensor that both feed."""
         if not self.feeds:
             return user_feeds
         if not user_feeds:
@@ -326,7 +326,7 @@ class HookCalls:
     def values_for(
         self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
     ) -> tf1.train.SessionRunValues:
-        """What the `after_run` of a hook gets, of what all hooks fetched."""
+        """The values that the `after_run` of a hook gets, out of those of all hooks."""
         # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
         given = results.get(hook), self.options, run_metadata
         return tf1.train.SessionRunValues._make(given)

@@ -30,17 +30,17 @@ from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident, examine, keep
 from slimguard.training.recovery import Recovery, call_on_rollback
 
-# How much of an error's message is told in the record, in characters.
+# How many characters of an error's message the record has.
 _LONGEST = 300
 
 
 class Action(NamedTuple):
-    """What acts on an incident: a method that a user may have overridden.
+    """An action on an incident: a method that a user may have overridden.
 
     Attributes:
       act: called with the `SessionRunContext` and the incident.
       name: what the log calls it.
-      is_policy: whether it does what the policy says, and nothing else.
+      is_policy: whether it applies the policy and does nothing else.
     """
 
     act: Callable[[Any, Incident], None]
@@ -49,12 +49,12 @@ class Action(NamedTuple):
 
 
 class _Now(threading.local):
-    """What a thread is about: several may train in one session, and meet bad steps at once."""
+    """The state of one thread: several may train in one session, and meet bad steps at once."""
 
     def __init__(self, otherwise: Policy):
         self.handled: Optional[OpenIncident] = None
         self.policy = otherwise  # that of the last incident
-        self.acting = ''  # the name of what is running of the user's
+        self.acting = ''  # the name of the user's callable that is running
 
 
 class IncidentHandler:
@@ -65,9 +65,9 @@ class IncidentHandler:
       otherwise: the policy before the first incident.
       journal: the record of incidents.
       evidence: by gate, what examines its bad steps.
-      recovery: what goes back to a checkpoint; None if there is no logdir to find one in.
-      replaced: called with an incident and the one that takes its place, as more is known.
-      last_words: gives what else is to be said at the end, or ''.
+      recovery: restores earlier states; None if there is no logdir to find a checkpoint in.
+      replaced: called with an incident and its new version, when more is known.
+      last_words: returns what else the last line says, or ''.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class IncidentHandler:
         return self._policies.may(kind)
 
     def take_failure(self) -> Optional[Incident]:
-        """The incident whose handling failed, if the last good state is in memory; told once."""
+        """The incident whose handling failed, if the last good state is in memory; only once."""
         failed_at, self._failed_at = self._failed_at, None
         return None if failed_at is None else failed_at.incident
 
     def step_was_good(self, session, loss: Any) -> None:
-        """Notes that a step was no incident, and its loss; None where that is not known."""
+        """Notes a step without an incident, and its loss, or None if that is not known."""
         self._policies.step_was_good()
         if self._recovery is None:
             self._losses.note(loss)
@@ -113,14 +113,14 @@ class IncidentHandler:
             self._recovery.step_was_good(session, loss)
 
     def join_job(self, rollbacks: int) -> None:
-        """Notes that a session is of a job, and how often that has gone back to a checkpoint."""
+        """Notes that a session belongs to a job, and how often the job has rolled back."""
         self._policies.note_rollbacks(rollbacks)
         if self._recovery is not None:
             self._recovery.use_checkpoints_only()
             self._recovery.note_return_of_job(rollbacks)
 
     def close(self) -> None:
-        """Closes the record, and says the skipped batches, the returns, and the last words."""
+        """Closes the record, and logs the skipped batches, the rollbacks and the last words."""
         told = self._policies.tell(), self._last_words()
         self._journal.close('; '.join(filter(None, told)))
 
@@ -129,13 +129,13 @@ class IncidentHandler:
     ) -> None:
         """Examines, decides, acts and records.
 
-        What a callable of the user's raises leaves here once the incident is on record; as a
-        RuntimeError, where a loop would take it for the end of the input.
+        An error of the user's callable leaves here once the incident is recorded; as a
+        RuntimeError, if a loop would take it for the end of the input.
 
         Args:
           run_context: the `SessionRunContext` of the run.
-          reading: the incident, and what told of it.
-          action: what acts on it.
+          reading: the incident, and the values that showed it.
+          action: the action on it.
           beside: the other incidents of that run: one batch, one decision.
         """
         self._failed_at = None
@@ -162,7 +162,7 @@ class IncidentHandler:
                 raise
 
     def record_unseen(self, reading: Reading, goes_back: bool) -> None:
-        """Records what no hook saw: its batch is skipped, or the job `goes_back` for another's."""
+        """Records an incident that no hook saw: its batch is skipped, or the job `goes_back`."""
         with self._handling(reading) as handled:
             handled.note(action=Rollback.action if goes_back else Skip.action)
             handled.note_reason(_why_unseen(reading))
@@ -171,7 +171,7 @@ class IncidentHandler:
 
     @contextlib.contextmanager
     def _handling(self, reading: Reading, *others: OpenIncident) -> Iterator[OpenIncident]:
-        """While it is open an incident is handled; then it and `others` go on record."""
+        """A context in which an incident is handled; at its end, `others` are recorded with it."""
         before = self._now.handled
         handled = self._now.handled = OpenIncident(reading.incident, self._replaced)
         try:
@@ -192,7 +192,7 @@ class IncidentHandler:
     def _examine_and_decide(
         self, session, reading: Reading, action: Action, handled: OpenIncident
     ) -> None:
-        """Also says what will be done, as a bundle tells it."""
+        """Also notes the action to come, for the bundle."""
         found = Found()
         try:
             ruin = _ruin(self._recovery, reading)
@@ -239,15 +239,15 @@ class IncidentHandler:
     def act_by_policy(
         self, run_context, incident: Incident, job: Optional[Job], ends_job: bool
     ) -> None:
-        """Does what the policy says of an incident, which was decided on.
+        """Applies the policy that was chosen for an incident.
 
         Args:
           run_context: the `SessionRunContext` of the run.
-          job: the part that the process takes in a job, or None.
-          ends_job: whether the end of this training is that of the job.
+          job: the process's part in a job, or None.
+          ends_job: whether the end of this training ends the job.
         """
         handled = self._now.handled or OpenIncident(incident, self._replaced)
-        handled.take(incident)  # a subclass may hand on one that tells more
+        handled.take(incident)  # a subclass may pass on an incident that says more
         incident = handled.note(action=self._now.policy.action)
         if incident.action == 'skip' and not incident.held:
             raise ValueError(_NOT_HELD % ', '.join(incident.tensors))
@@ -267,7 +267,7 @@ class IncidentHandler:
     def _roll_back(
         self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]
     ) -> Incident:
-        """Goes back, or makes the action 'raise'. Returns the incident as it is then."""
+        """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
         if self._recovery is None:
             raise ValueError(NO_LOGDIR)
         if not self._recovery.go_back(session, handled, policy, job):
@@ -279,11 +279,11 @@ class IncidentHandler:
         return handled.incident
 
     def prepare(self, session, went_back: Optional[Incident]) -> None:
-        """What the chief does to a session before anybody trains in it.
+        """Prepares a session on the chief, before any process trains in it.
 
         Args:
           session: the new session.
-          went_back: the incident that the job has gone back to a checkpoint for, or None.
+          went_back: the incident for which the job has rolled back, or None.
         """
         if self._recovery is not None:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
@@ -296,7 +296,7 @@ _BESIDE = '; in the same run as the incident before'
 
 
 def _action_beside(acted_on: Incident) -> Optional[str]:
-    """What is done about another incident of the same run; it is gone back once, for both."""
+    """The action for another incident of the same run: one rollback serves both."""
     return Skip.action if acted_on.action == Rollback.action else acted_on.action
 
 
@@ -307,7 +307,7 @@ def _why_unseen(reading: Reading) -> str:
 
 
 def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
-    """Why the weights are finite and ruined; '' if they are not, or nobody knows."""
+    """Why the weights are ruined although finite; '' if they are not, or if unknown."""
     if recovery is None:
         return ''
     if reading.is_spike:
@@ -316,18 +316,18 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
 
 
 def _is_not_finite(reading: Reading) -> bool:
-    """Whether something came to a NaN or Inf in a step, and is not only out of bounds."""
+    """Whether something in a step is NaN or Inf, and not only out of bounds."""
     labels = [] if reading.gate is None else reading.gate.labels_of(reading.bad)
     return any(label.kind not in ('limit', 'norm', 'rank') for label in labels)
 
 
 def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:
-    """What may help, where a training has ended although it went back, or for what it says."""
+    """Advice for a training that ended in spite of rollbacks, or whose incident calls for some."""
     skips, goes_back = policies.may(Skip), policies.may(Rollback)
     if handled.bad_rows is not None:
         return advice.for_bad_data(handled.bad_rows, handled.incident.bundle, skips)
     if handled.kind == COMES_AGAIN:
-        return None  # it was said that nothing here changes it
+        return None  # a log line said that nothing here changes it
     if handled.kind == BATCH:
         return advice.for_a_bad_batch(skips)
     if handled.incident.state_lost or handled.phase == 'variable':
@@ -352,7 +352,7 @@ def _ruin_at_the_end(policy: Any, recovery: Optional[Recovery], losses: Losses) 
 
 
 def _end(run_context, incident: Incident, job: Optional[Job]) -> None:
-    """Ends the training, and the job that it is to end, if the action on an incident says so."""
+    """Ends the training, and its job if it has to, if the action on an incident says so."""
     if job is not None and incident.action in ('raise', 'stop'):
         job.end(incident if incident.action == 'raise' else None)
     if incident.action == 'raise':
@@ -379,18 +379,18 @@ NO_LOGDIR = (
     'saves to'
 )
 
-# What ends a step, and is no failure of the handling: the policy's own error, and what makes a
-# process of a job begin a new session.
+# Errors that end a step without a failure of the handler: the policy's own, and the errors after
+# which a process of a job begins a new session.
 _ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 
 # The action where a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
 
-# What a loop takes for the end of the input: it would leave as if all were well.
+# An error that a loop takes for the end of the input: it would leave as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 
 def _in_short(error: BaseException) -> str:
-    """The type of an error, and the first line of what it says."""
+    """The type of an error, and the first line of its message."""
     said = texts.cut(str(error).strip().split('\n')[0], _LONGEST, '...')
     return '%s: %s' % (type(error).__name__, said) if said else type(error).__name__

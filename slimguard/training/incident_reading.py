@@ -22,14 +22,14 @@ _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 
 
 class Reading(NamedTuple):
-    """An incident, and what told of it.
+    """An incident, and the values that showed it.
 
     Attributes:
       incident: the `Incident`.
-      gate: the gate whose flags told of it, or None.
+      gate: the gate whose flags showed it, or None.
       bad: the flags.
-      history: the last steps, this one included, where they are known.
-      is_spike: whether all was finite, and far above the last good steps.
+      history: the last steps, this one included, if they are known.
+      is_spike: whether all values were finite, but far above those of the last good steps.
     """
 
     incident: Incident
@@ -44,13 +44,13 @@ class Reading(NamedTuple):
 
 
 def by_run(found: Sequence[Reading]) -> List[List[Reading]]:
-    """The incidents that a run has told of, by the run they happened in.
+    """The incidents that a run has reported, by the run in which they happened.
 
     Returns:
-      Lists of one incident. Where several gates refused the batch of the last run, theirs are in
-      one list, at the end and the gravest first.
+      Lists of one incident each. If several gates refused the batch of the last run, their
+      incidents are in one list, the last, with the gravest first.
     """
-    # A gate tells of the last run last; what is beside the steps, a thread runs.
+    # A gate reports the last run last; a thread runs the writes beside the steps.
     last = {each.gate: each for each in found if each.gate is not None and not each.gate.is_beside}
     if len(last) < 2:
         return [[each] for each in found]
@@ -63,7 +63,7 @@ def _is_mild(reading: Reading) -> Tuple[bool, bool]:
 
 
 def of_gate(gate: gates.Gate, values: gates.Told) -> Reading:
-    """What the values of a gate tell of a bad step."""
+    """Reads a bad step from the values of a gate."""
     step = None if values.step is None else int(values.step)
     loss = None if values.loss is None else float(values.loss)
     strategy = 'check_numerics' if gate.raises else 'hook'
@@ -74,11 +74,11 @@ def of_gate(gate: gates.Gate, values: gates.Told) -> Reading:
 def of_loss(
     loss: tf.Tensor, value, max_loss: Optional[float], step: Callable[[], Optional[int]]
 ) -> Optional[Reading]:
-    """What the value of a loss tells where no gate holds the update back; None if it is good.
+    """Reads a bad step from a loss, if no gate holds the update; None if the loss is good.
 
     Args:
       loss: the loss.
-      value: what was fetched of it.
+      value: its fetched value.
       max_loss: the largest loss that is no incident, or None.
       step: asks for the global step; called after a bad loss only.
     """
@@ -99,7 +99,7 @@ def of_loss(
 
 
 def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Reading]:
-    """What a numeric check that raised tells; None for any other error."""
+    """Reads a bad step from the error of a numeric check; None for any other error."""
     verdict = _explain(error)
     if verdict is None:
         return None

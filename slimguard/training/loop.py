@@ -40,13 +40,13 @@ class SlimLoop:
       train_op: the guarded train op.
       training: saves before an error or an interrupt leaves the loop; its signals may ask the
         training to end, as a hook's `request_stop` does.
-      schedule: what slim's own `train_step` is to do; None for any other step function, which
-        sees to it itself.
+      schedule: when slim's own `train_step` stops, logs and traces; None for any other step
+        function, which does so itself.
       before_session: called before slim makes a session, other than the first.
       note_session: called with each session, once its variables have values.
-      turn: whose turn it is, of the loop and the threads that save; None if there are none.
-      summary_op: what the Supervisor is to make of the model between two steps, in place of a
-        summary op of its own; or None.
+      turn: the turns between the loop and the threads that save; None without such threads.
+      summary_op: the summary op that the Supervisor runs between two steps in place of its own; or
+        None.
 
     Attributes:
       coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
@@ -133,7 +133,7 @@ class SlimLoop:
             self._leave_by(error)
             raise
         if self._watcher.incident_count > incidents:
-            self._runner.forget_step()  # a policy may have set it back
+            self._runner.forget_step()  # a policy may have set the step back
             loss = math.nan if self._loss is None else self._loss
         self._loss = loss
         should_stop = should_stop or session.stop_requested or self._signals.is_asked
@@ -143,7 +143,7 @@ class SlimLoop:
         return loss, should_stop
 
     def _begin_session(self, session) -> Any:
-        """Returns what steps run in: the session, as the user's wrapper wraps it."""
+        """Returns the session in which steps run, as the user's wrapper wraps it."""
         runs_in = session
         self._session = session
         self._waits_to_start = self._ended = False
@@ -182,7 +182,7 @@ class SlimLoop:
     # How it ends.
 
     def _leave_by(self, error: BaseException) -> None:
-        """What is to be done before an error leaves the loop."""
+        """Saves and cleans up before an error leaves the loop."""
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             self._training.save(self._session)
         elif isinstance(error, tf.errors.OutOfRangeError):
@@ -229,9 +229,9 @@ class SlimLoop:
 
 
 def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
-    """Whether some hook may ask a new session for what comes through a queue.
+    """Whether some hook may ask a new session for input from a queue.
 
-    In a job a worker waits there for the chief, whose queue of tokens hands out turns.
+    In a job a worker waits there for tokens from the chief's queue.
     """
     known = tf1.train.SessionRunHook.after_create_session, GateWatcher.after_create_session
     theirs = [type(hook).after_create_session for hook in hooks]
@@ -239,9 +239,9 @@ def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
 
 
 class _Retried:
-    """Lets slim make a new session where a process of the job is gone, however that shows.
+    """Lets slim make a new session if a process of the job is gone, whatever the error.
 
-    It is around each step, and `contextlib` would take a microsecond of that.
+    It is around each step, where `contextlib` would add a microsecond.
     """
 
     def __init__(self, watcher: GateWatcher):
@@ -257,7 +257,7 @@ class _Retried:
 
 @contextlib.contextmanager
 def _saved_all_the_same(save: Callable[[], None]) -> Iterator[None]:
-    """Saves if an error is raised at the end of a training, where slim would save nothing."""
+    """Saves if an error is raised at the end of a training; slim would save nothing."""
     try:
         yield
     except NEW_SESSION:  # there is nothing to save in the old one

@@ -14,7 +14,7 @@ _REMEMBERED = 1000
 
 
 class IncidentList:
-    """The incidents of a hook, each as far as it is known.
+    """The incidents of a hook, each in its newest version.
 
     Attributes:
       incidents: the last thousand, the newest at the end.
@@ -43,11 +43,11 @@ class IncidentList:
 
 
 class OpenIncident:
-    """What is known of one bad step so far; it grows while the incident is handled.
+    """One bad step as far as it is known; it grows while the incident is handled.
 
     Args:
-      incident: what is known at first.
-      replaced: called with an incident and the one that takes its place.
+      incident: the first version.
+      replaced: called with an incident and its new version.
 
     Attributes:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
@@ -56,10 +56,10 @@ class OpenIncident:
       phase: that of the diagnosis; 'unknown' without one.
       drew_finite: whether all that the step drew is known to be finite.
       rows: the bad rows that it drew, as `Found` has them.
-      again: which of them came before, in another incident; '' if none is known to.
+      again: a text about a row of them that an earlier incident had; '' if none is known.
       cause: the diagnosis in one line; None if it is not known.
       remarks: what was added to the reason.
-      spent: how much of the policy that acts is spent; '' if none decided, or it has no end.
+      spent: how much of the acting policy is used up; '' without one, or if it has no limit.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
@@ -101,7 +101,7 @@ class OpenIncident:
                 self._add(incident)
 
     def is_told_by(self, error: NanLossError) -> None:
-        """Lets an error that carries a version carry the newest, now and from now on."""
+        """Makes an error that carries a version carry the newest, also in future."""
         with self._lock:
             if self._has(error.incident):
                 self._error = error

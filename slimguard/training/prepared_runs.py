@@ -54,9 +54,10 @@ def has_own_run_instrumented(session) -> bool:
 
 
 class PreparedRuns:
-    """Runs what is asked of one session, by prepared calls where it can.
+    """Makes the runs of one session, by prepared calls where possible.
 
-    It does not keep the session, which may so keep this. Several threads may call it.
+    It holds no reference to the session, so the session may hold this object. Several threads may
+    call it.
 
     Args:
       run: runs, as `run_of_session`, what the session has to see to: runs with options, with feeds
@@ -81,7 +82,7 @@ class PreparedRuns:
 
         Args:
           session, fetches, feed_dict, options, run_metadata: as there.
-          key: tells `fetches` from all others; None for what they consist of.
+          key: identifies `fetches`; None to identify them by their parts.
         """
         feeds = feed_dict or _NO_FEEDS
         asks = options is not None and options.ByteSize()
@@ -106,11 +107,11 @@ class PreparedRuns:
     def _prepare(self, asked, session, fetches, feeds: dict) -> Optional['_PreparedRun']:
         if len(self._known) >= MOST_KINDS:
             return None
-        self._known[asked] = None  # what cannot be prepared is not tried again
+        self._known[asked] = None  # do not try again to prepare a run that cannot be
         try:
             self._known[asked] = _PreparedRun(session, fetches, feeds)
         except (TypeError, ValueError, KeyError, tf.errors.OpError):
-            pass  # the session says it in the words of a run
+            pass  # the session raises its own error for such a run
         return self._known[asked]
 
 
@@ -118,10 +119,10 @@ _UNKNOWN: Any = object()
 
 
 class _PreparedRun:
-    """A run that was prepared: what to fetch and to feed, and what the values are put together to.
+    """A prepared run: its fetches and feeds, and the structure of its results.
 
     Raises:
-      TypeError, ValueError, KeyError: if it takes the session to understand what is asked.
+      TypeError, ValueError, KeyError: if only the session can interpret the fetches or feeds.
       tf.errors.OpError: if TensorFlow refuses it.
     """
 
@@ -193,7 +194,7 @@ class _Feed:
         self._fits: Optional[tuple] = None
 
     def ready(self, value: Any) -> Optional[np.ndarray]:
-        """`value` as it is fed; None if the session has to see to it."""
+        """`value` as it is fed; None if the session has to convert it."""
         array: Any = value
         if not isinstance(value, np.ndarray) or value.dtype != self._numpy:
             array = self._converted(value)
@@ -206,9 +207,9 @@ class _Feed:
         return array
 
     def _converted(self, value: Any) -> Optional[np.ndarray]:
-        """The array that a session makes of numbers; None if it makes none, or takes them for more.
+        """The array that a session makes of numbers; None if it makes none, or something else.
 
-        What a session refuses it is to refuse in its own words.
+        If the session would refuse a value, it should raise its own error.
         """
         if self._numpy.kind not in 'biuf' or not isinstance(value, _NUMBERS):
             return None
@@ -226,27 +227,27 @@ _NUMBERS = (bool, int, float, list, np.ndarray, np.generic)
 
 
 def prepare_steps(session) -> Callable[[], None]:
-    """Has a session run the steps that hooks watch by prepared calls.
+    """Makes a session run the steps that hooks watch by prepared calls.
 
     In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
     among them, with options that ask for nothing.
 
-    What hooks fetch is looked at first: see `HookFetches`. Nothing is done to a session of another
-    class than TensorFlow's own, or to one whose `run` somebody has replaced; and nothing is
-    prepared in one of a cluster.
+    The fetches of hooks are checked first: see `HookFetches`. Sessions of other classes than
+    TensorFlow's own, and sessions whose `run` was replaced, stay as they are; in sessions of a
+    cluster nothing is prepared.
 
     Args:
-      session: what hooks are given when it is made.
+      session: the session that hooks get when it is made.
 
     Returns:
-      What ends it.
+      A function that ends this.
     """
     of_class = tf1.Session.run
     if type(session) is not tf1.Session or 'run' in vars(session):
         return lambda: None
     is_local = session.sess_str in ('', b'')
     prepares = is_local and tf_callers.is_method_of_sessions(of_class)
-    here = weakref.ref(session)  # as the session holds what is made here
+    here = weakref.ref(session)  # weak, since the session holds this function
 
     def run_by_class(session, *args):
         return tf1.Session.run(session, *args)  # as it is now: a profiler replaces it for a while
@@ -274,5 +275,5 @@ def prepare_steps(session) -> Callable[[], None]:
 
 
 def _is_step(fetches: Any) -> bool:
-    """Whether a run is a step that fetches for hooks as well, as they are told apart there."""
+    """Whether a run is a step that also fetches for hooks, as a `MonitoredSession` runs it."""
     return type(fetches) is dict and any(isinstance(k, tf1.train.SessionRunHook) for k in fetches)

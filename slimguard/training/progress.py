@@ -46,7 +46,7 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
 
 
 def _bar_class() -> Any:
-    """tqdm's class of bars for where this runs: a terminal, or a notebook, with widgets or without.
+    """tqdm's class of bars for this place: a terminal, or a notebook, with widgets or without.
 
     Raises:
       ImportError: if tqdm is not installed.
@@ -78,7 +78,7 @@ class Progress:
         self._next = 0.0
 
     def is_due(self) -> bool:
-        """Whether it is time to show how things are; that takes about as long as a small step."""
+        """Whether it is time to draw the bar; drawing takes about as long as a small step."""
         return time.time() >= self._next
 
     def show(self, step: int, loss, incidents: int) -> None:
@@ -90,7 +90,7 @@ class Progress:
           incidents: the number of incidents so far.
         """
         if self._bar is None:
-            # Each call draws: whether it is time, `is_due` says.
+            # Each call draws, since `is_due` decides when.
             self._bar = self._make_bar(
                 total=self._number_of_steps,
                 initial=step,

@@ -17,22 +17,21 @@ from slimguard.training.step_history import Histories
 
 
 class Recovery:
-    """Does what the policy `Rollback` asks for.
+    """Carries out the policy `Rollback`.
 
-    A process alone goes to the newest state that is trusted, be it a snapshot or a checkpoint. If
-    it has to go back again soon after that, it goes to an older one, as far as there are any. The
-    limits of a `Spike` begin anew, as they do after a restart: the losses of an early state are no
-    spikes.
+    A process that trains alone restores the newest trusted state, a snapshot or a checkpoint. If
+    another rollback soon follows, it restores an older one, if there is any. The limits of a
+    `Spike` begin anew, as after a restart: the losses of an early state are no spikes.
 
-    If it is killed meanwhile, it is as if it had not gone back at all: the factor of the learning
-    rate is kept last. Before that the state is saved, if it leaves a newer checkpoint behind: from
-    then on a restart resumes from it. So what is resumed from may be the state that a rollback went
-    to, with the factor of before, but never one that it left, with the new factor.
+    The restored state is saved first, if there is a newer checkpoint; from then on a restart
+    resumes from it. The factor of the learning rate is written last. So if the process is killed
+    meanwhile, a restart may resume from the restored state with the old factor, but never from an
+    abandoned state with the new factor.
 
     Args:
       restorer: restores checkpoints.
       snapshots: the states that are kept in memory.
-      back_off: makes updates smaller afterwards; None where no policy asks for that.
+      back_off: makes updates smaller afterwards; None if no policy asks for that.
     """
 
     def __init__(
@@ -41,14 +40,14 @@ class Recovery:
         self._restorer = restorer
         self._snapshots = snapshots
         self._back_off = back_off
-        # The state that was gone back to last, by its name, and its global step.
+        # The state that the last rollback restored, by its name, and its global step.
         self._went_back_to: Optional[str] = None
         self._went_back_step: Optional[int] = None
         self._limits: Optional[Histories] = None
         self._job_went_back = 0  # times
 
     def take_along(self, limits: Histories) -> None:
-        """From now on the limits of a `Spike` begin anew after a return."""
+        """From now on the limits of a `Spike` begin anew after a rollback."""
         self._limits = limits
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -56,11 +55,11 @@ class Recovery:
         self._snapshots.step_was_good(session, loss)
 
     def step_was_spike(self) -> None:
-        """Notes a step that was held as it was finite and far out of bounds."""
+        """Notes a step that was held because it was far out of bounds, though finite."""
         self._snapshots.step_was_spike()
 
     def ruin(self) -> str:
-        """Why going on would be of no use, as the weights are finite and ruined; else ''."""
+        """Why the weights are ruined although finite; '' if they are not."""
         return self._snapshots.ruin()
 
     @property
@@ -74,10 +73,10 @@ class Recovery:
         return self._snapshots.is_wanted
 
     def leave_ruin(self, session, step: Optional[int]) -> None:
-        """Restores the newest state that is trusted where the weights are finite and ruined.
+        """Restores the newest trusted state if the weights are ruined although finite.
 
-        What is saved before an error ends the training at a step is to be of use. Soon after a
-        return it is the state that was returned to.
+        The state that is saved before an error ends the training should be of use. Soon after a
+        rollback it is the state that was restored.
         """
         ruin = self._snapshots.ruin(is_last=True)
         if not ruin:
@@ -89,7 +88,7 @@ class Recovery:
             log().warning('what is saved is %s%s.', _name_of(state), ruin)
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
-        """Gives the variables what they had in a state."""
+        """Gives the variables the values that they had in a state."""
         if isinstance(state, Snapshot):
             self._snapshots.restore(session, state)
             self._restorer.complete(session, state.values.keys())
@@ -104,13 +103,13 @@ class Recovery:
             self._limits.begin_anew()
 
     def note_return_of_job(self, times: int) -> None:
-        """Notes how many times a job went back; a new session may begin with an earlier state."""
+        """Notes how often a job has rolled back; a new session may begin with an earlier state."""
         if times > self._job_went_back:
             self._begin_limits_anew()
         self._job_went_back = times
 
     def use_checkpoints_only(self) -> None:
-        """For a job: what its processes have in memory they cannot all go back to."""
+        """For a job, whose processes cannot all go back to states in memory."""
         self._snapshots.most = 0
 
     def go_back(self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]) -> bool:
@@ -154,7 +153,7 @@ class Recovery:
         return _newer_of(snapshot, older) or self._trusted_checkpoint(step)
 
     def _older_checkpoints(self) -> Iterator[str]:
-        """The good checkpoints that are older than the state that was gone back to last."""
+        """The good checkpoints that are older than the state restored last."""
         before, step, is_past = self._went_back_to, self._went_back_step, False
         for each in self._restorer.good():  # the newest comes first
             saved_at = _step_of(each)
@@ -167,7 +166,7 @@ class Recovery:
     def _trusted_checkpoint(self, step: Optional[int]) -> Optional[str]:
         """The newest that is old enough at a step; else the newest, or the oldest after a ruin.
 
-        Soon after a return to a checkpoint it is the same, as none is older.
+        Soon after a rollback to a checkpoint it is the same one, if none is older.
         """
         is_soon = self._snapshots.is_soon
         found: List[str] = []
@@ -183,7 +182,7 @@ class Recovery:
         return found[-1] if self.ruin() else found[0]
 
     def _leave_behind(self, session, handled: OpenIncident, step: Optional[int]) -> None:
-        """Saves the state, if a restart would else resume from one that was left."""
+        """Saves the state, if a restart would otherwise resume from an abandoned one."""
         published, restored = self._restorer.published(), handled.incident.restored
         if published is None or published == restored:
             return
@@ -209,7 +208,7 @@ class Recovery:
         if not job.takes_part:
             handled.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
             return False
-        # They all restore what a new session does.
+        # All processes restore the state with which a new session begins.
         if job.is_chief:
             handled.note(restored=self._restorer.newest())
         if job.is_chief and handled.incident.restored is None:
@@ -218,11 +217,11 @@ class Recovery:
         return True
 
     def prepare(self, session, went_back: Optional[Incident], saves: bool) -> None:
-        """What the chief does to a session before anybody trains in it.
+        """Prepares a session on the chief, before any process trains in it.
 
         Args:
           session: the new session.
-          went_back: the incident that the job has gone back to a checkpoint for, or None.
+          went_back: the incident for which the job has rolled back, or None.
           saves: whether to save the state before the first step, if there is no good checkpoint.
 
         Raises:
@@ -236,7 +235,7 @@ class Recovery:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
-        """For a session whose checkpoints' place gets known later."""
+        """For a session whose checkpoint folder becomes known later."""
         self._restorer.before_step(session)
         if self._back_off is not None:
             self._back_off.before_step(session)
@@ -267,7 +266,7 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
 
 
 class NotInitializedError(tf.errors.FailedPreconditionError):
-    """A step is to be run, and a variable is not initialized that is saved before the first."""
+    """A step begins, but a variable that is saved before the first step is not initialized."""
 
     def __init__(self, message: str):
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
@@ -287,7 +286,7 @@ class Preparation:
         self._is_due = False
 
     def enter(self, session, at_once: bool) -> None:
-        """For a new session, which may be run at once or not."""
+        """For a new session, whose variables may not be initialized yet."""
         self._is_due = not at_once
         if at_once:
             try:
@@ -307,7 +306,7 @@ class Preparation:
 
 
 def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> None:
-    """Calls the first `on_rollback` among `policies`, once a job has gone back."""
+    """Calls the first `on_rollback` among `policies`, after a job has rolled back."""
     for policy in policies:
         if isinstance(policy, Rollback) and policy.on_rollback is not None:
             policy.on_rollback(session, incident)

@@ -34,7 +34,7 @@ from slimguard.training.incident_reading import Reading
 
 # The default number of steps to keep.
 STEPS = 200
-# So many steps say what norm is usual, where no `Spike` says it.
+# So many steps define the usual norm if no `Spike` does.
 _WINDOW = 100
 
 
@@ -70,7 +70,7 @@ class StepHistory:
         self._largest = None if self.spike else (Largest(), Largest())
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
-        """What to feed, so that the gate holds a step that is out of bounds.
+        """The feeds with which the gate holds a step that is out of bounds.
 
         Args:
           max_loss: a larger loss is an incident in any case; None for what the gate was given.
@@ -110,7 +110,7 @@ class StepHistory:
         times = of_loss.note(abs(loss)), of_norm.note(norm)
         if not any(times):
             return
-        self._largest = None  # it is told once
+        self._largest = None  # the warning comes once
         is_loss = bool(times[0])
         step, before = row[STEP], of_loss.count - 1
         losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
@@ -130,7 +130,7 @@ class StepHistory:
         self._tell(said, is_held)
 
     def begin_anew(self) -> None:
-        """Forgets what the limits are computed from."""
+        """Forgets the numbers that the limits are computed from."""
         with self._levels:
             self._loss.clear()
             self._norm.clear()
@@ -177,7 +177,7 @@ class StepHistory:
         norm: Optional[float],
         max_loss: Optional[float],
     ) -> Dict[str, str]:
-        """By kind, what to say of a number that is above the limit of a `Spike`.
+        """By kind, the text about a number that is above the limit of a `Spike`.
 
         The gate does not know what its limits are made of.
         """
@@ -196,7 +196,7 @@ class StepHistory:
                 continue
             if kind == 'limit' and self._is_above(max_loss, value):
                 continue
-            # Where a value is not finite, that is what is to be said of it.
+            # If a value is not finite, the incident says that instead.
             is_said = 'value' in kinds and not math.isfinite(value)
             said[kind] = '' if is_said else _times(name, value, usual)
         return said
@@ -207,16 +207,16 @@ class StepHistory:
 
 
 class Histories:
-    """The histories of all gates of a training, each from when it is first asked for.
+    """The histories of all gates of a training, each made when it is first asked for.
 
     Args:
       spike, length: as for `StepHistory`. Without either no history is kept.
 
     Attributes:
-      summaries: makes what summarizes the steps of a gate, by what its tags begin with; None for
-        no summaries.
+      summaries: makes the summaries of a gate's steps, given the prefix of their tags; None for no
+        summaries.
       spike_in_words: how the user asks for a `Spike`.
-      note_jump: called with what is told of a step that was written and far beyond all before it.
+      note_jump: called with the text about a written step that was far beyond all before it.
     """
 
     def __init__(self, spike: Optional[Spike], length: int):
@@ -249,12 +249,12 @@ class Histories:
         self.note_jump(self._last_words)
 
     def take_last_words(self) -> str:
-        """What is to be said once more at the end; then ''."""
+        """The warning to repeat at the end; '' at later calls."""
         said, self._last_words = self._last_words, ''
         return said
 
     def begin_anew(self) -> None:
-        """Forgets what the limits of all gates are computed from."""
+        """Forgets the numbers that the limits of all gates are computed from."""
         for each in self._of.values():
             each.begin_anew()
 
@@ -270,7 +270,7 @@ def require_history(history: Any) -> int:
 
 
 def _tell_of_what_is_not_watched(gate: gates.Gate, spike: Optional[Spike]) -> None:
-    """Logs which part of a `Spike` has nothing to look at in a gate."""
+    """Logs which limit of a `Spike` a gate cannot check."""
     if spike is None:
         return
     missing = []

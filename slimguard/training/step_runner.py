@@ -68,17 +68,17 @@ class StepRunner:
         return self._train_step_fn(session, train_op, global_step, train_step_kwargs)
 
     def step_now(self, global_step) -> int:
-        """The global step, which is asked for only where no step told it."""
+        """The global step, read from the session only if no step has returned it."""
         if self._step_before is None:
             self._step_before = self.read_step(global_step)
         return self._step_before
 
     def read_step(self, global_step) -> int:
-        """The global step, as the session says."""
+        """The global step, read from the session."""
         return int(self._session.run(global_step))
 
     def forget_step(self) -> None:
-        """For when the global step may have been set back."""
+        """Call it when the global step may have been set back."""
         self._step_before = None
 
     def _prepare(self, session: HookedSession, train_op, global_step) -> Any:
@@ -93,7 +93,7 @@ class StepRunner:
     def _run_once(
         self, run: Callable[[], Any], schedule: Schedule, global_step
     ) -> Tuple[Any, bool]:
-        """What slim's `train_step` does: it runs the step, and asks whether to log and to stop."""
+        """Does what slim's `train_step` does: runs the step, and decides about logs and the end."""
         start = time.time()
         loss = run()
         elapsed = time.time() - start

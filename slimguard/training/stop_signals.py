@@ -30,34 +30,34 @@ SECONDS = 10.0
 
 
 class StopSignals:
-    """From `enter` to `leave`, SIGTERM and Ctrl-C let the step under way finish, and then end.
+    """From `enter` to `leave`, the training ends at SIGTERM and Ctrl-C, after the step under way.
 
-    During a step a signal sets `is_asked`. The loop ends after the step, as it always does, and
-    saves. `leave` then does what was asked for: it ends the process by SIGTERM, or raises
-    KeyboardInterrupt. Where both signals came, the process ends by SIGTERM.
+    During a step a signal sets `is_asked`. The loop ends after the step, as at its normal end, and
+    saves. `leave` then ends the process by SIGTERM, or raises KeyboardInterrupt. If both signals
+    came, the process ends by SIGTERM.
 
-    Between two steps the loop of a program may be at anything. A signal for which nothing would
-    wait saves the state at once, leaves, and does what it asks for. Further signals change at most
-    what is done in the end: the save is not begun anew.
+    Between two steps the loop of a program may do anything. A signal between two steps saves the
+    state at once, unless the loop will ask for it; then it ends the process or raises. Further
+    signals change only how the training ends: the save does not begin anew.
 
     A step may wait for input that never comes, and Python's handlers wait with it. If no step ends
     in time, a thread has the state saved, and ends the process. A second Ctrl-C raises
     KeyboardInterrupt as soon as Python runs. At a prompt and in a notebook, Ctrl-C never ends the
     process.
 
-    Where ranks train together, a signal that one of them has heard is told to all in their next
-    step, for which it waits between two steps as well. After that step all of them end. No process
-    of theirs ends before all have saved, since a launcher would then end the others.
+    If ranks train together, a rank that gets a signal sends it to all in their next step; between
+    two steps the signal waits for that step. After it all ranks end. No process ends before all
+    have saved, since a launcher would then end the others.
 
-    Nothing is heard where a program has handlers of its own, in other threads than the main one,
-    and in children that the process forks: signals do there what they do without a training.
+    Signals act as without a training if the program has handlers of its own, in threads other than
+    the main one, and in children that the process forks.
 
-    It keeps no session alive, and saves nothing of one that is closed.
+    It keeps no session alive, and saves no closed session.
 
     Args:
       save: saves the state of a session that is given; called in any thread.
       seconds: how long a step may take to end.
-      loop_asks: whether the loop asks for `is_asked` between two steps as well.
+      loop_asks: whether the loop also reads `is_asked` between two steps.
 
     Attributes:
       is_asked: whether the loop is to end after the step.
@@ -80,11 +80,11 @@ class StopSignals:
         self._is_acting = False
         self._is_interrupted = False  # KeyboardInterrupt was raised, or will be after the save
         self._is_of_another = False  # another rank has heard the signal
-        self._tell_the_end: Optional[Exchange] = None  # to the other ranks, once all are to end
-        # No locks, as the handler may run in the midst of anything.
+        self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
+        # No locks, as the handler may run in the middle of anything.
         self._has_step_ended = self._has_left = False
         self._saves_before: Optional[int] = None  # the number of saves when the first signal came
-        # What the thread was told. The handler may get two signals as one.
+        # The signals that reached the thread. The handler may get two signals as one.
         self._heard: Set[int] = set()
         self._ctrl_cs = 0
         self._deadline: Optional[float] = None
@@ -92,18 +92,18 @@ class StopSignals:
     # From beginning to end.
 
     def enter(self) -> None:
-        """Hears the signals from now on, if this is the main thread."""
+        """Handles the signals from now on, if this is the main thread."""
         if is_main_thread() and self not in _listener.trainings:
             self._forget()
             _listener.add(self)
 
     def enter_if_first(self) -> None:
-        """As `enter`, unless another training hears the signals already."""
+        """As `enter`, unless another training handles the signals already."""
         if not _listener.trainings:
             self.enter()
 
     def leave(self) -> None:
-        """Hears nothing any more; does what a signal asked for, if one came."""
+        """Stops handling signals; ends the process or raises, if a signal came."""
         self._wait_for_ranks()
         if self not in _listener.trainings:  # or in a child, which has left already
             return
@@ -122,7 +122,7 @@ class StopSignals:
     def __exit__(self, *_) -> None:
         self.leave()
 
-    # What a loop tells.
+    # What the loop reports.
 
     def watch(self, session) -> None:
         """Saves the state of this session from now on."""
@@ -133,11 +133,11 @@ class StopSignals:
         self._is_in_step = True
 
     def end_step(self) -> None:
-        """The step has ended, as it should or not."""
+        """The step has ended, with an error or without."""
         self._is_in_step = False
 
     def run_step(self, session, run: Callable[..., Any], *args: Any) -> Any:
-        """Runs a step of a loop that asks for nothing: `run` of the session and `args`.
+        """Runs a step of a loop that never reads `is_asked`: `run` of the session and `args`.
 
         A signal waits for its end, unless it runs in another thread than the main one.
         """
@@ -153,7 +153,7 @@ class StopSignals:
                 self._act()
 
     def tell_saving(self) -> None:
-        """Says, if a signal came, that the training ends by it; to be called before the save."""
+        """If a signal came, logs that it ends the training; call it before the save."""
         self._has_step_ended = True
         if self._in_the_end is not None:
             name = _name_of(self._in_the_end) + (' on another rank' if self._is_of_another else '')
@@ -176,10 +176,10 @@ class StopSignals:
             note(SAVED_BY_SIGNAL % told)
 
     def ends_by(self) -> Optional[int]:
-        """The signal to act by in the end: who sends SIGTERM may kill the process soon."""
+        """The signal by which to end: the sender of SIGTERM may kill the process soon."""
         return signal.SIGTERM if signal.SIGTERM in self._heard else self._in_the_end
 
-    # In the main thread: what the handler calls.
+    # What the handler calls in the main thread.
 
     def on_signal(self, number: int) -> None:
         """Sets the flag, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
@@ -219,12 +219,12 @@ class StopSignals:
             return True
         if not self._loop_asks or self._open_session() is None:
             return False
-        # The loop may end as it should, with all that its hooks do at the end. If no step comes,
-        # the thread sees to SIGTERM. Who has pressed Ctrl-C does not wait for that.
+        # Let the loop end by itself, with its hooks' `end`. If no step comes, the thread acts on
+        # SIGTERM. After Ctrl-C the user does not wait for that.
         return number == signal.SIGTERM
 
     def _act(self) -> None:
-        """Saves, leaves, and does what the signal asked for."""
+        """Saves, leaves, and ends the process or raises."""
         if self._is_acting or self not in _listener.trainings:
             return
         self._is_acting = self._is_interrupted = True  # the thread, too, waits for the save
@@ -243,7 +243,7 @@ class StopSignals:
         session = self._current()
         return None if session is None or tf_private.is_closed(session) else session
 
-    # Where ranks train together.
+    # If ranks train together.
 
     def _has_ranks(self) -> bool:
         """Whether the steps are run by several ranks, which end together."""
@@ -251,7 +251,7 @@ class StopSignals:
         return session is not None and gates.ranks_in(session.graph).end_together
 
     def on_shared_signal(self, number: int) -> None:
-        """All ranks know by now of a signal that one has heard, and end after this step."""
+        """All ranks know of a signal to one of them, and end after this step."""
         session = self._open_session()
         if self._has_left or session is None or not self._has_ranks():
             return
@@ -262,7 +262,7 @@ class StopSignals:
         self.is_asked = True
 
     def _wait_for_ranks(self) -> None:
-        """Waits until all ranks have saved what they save, if they end together."""
+        """Waits until all ranks have saved, if they end together."""
         tell, self._tell_the_end = self._tell_the_end, None
         SIGNALS.forget()
         if tell is None:
@@ -272,10 +272,10 @@ class StopSignals:
         except Exception as error:
             log().warning('another rank has not ended as it should: %s', error)
 
-    # In the thread: it sees to it that the training ends if the main thread hears of nothing.
+    # In the thread, which ends the training if the main thread does not react.
 
     def on_wakeup(self, number: int) -> None:
-        """A signal has come, of which the main thread may hear or not."""
+        """A signal has come, which may not reach the main thread."""
         if number not in self._heard:
             self._heard.add(number)
             self._deadline = time.monotonic() + self._seconds
@@ -293,13 +293,13 @@ class StopSignals:
             )
 
     def seconds_left(self) -> Optional[float]:
-        """How long the step under way may take; None where nobody waits for its end."""
+        """How long the step under way may take; None if nothing waits for its end."""
         if self._deadline is None or self._has_step_ended:
             return None
         return max(0.001, self._deadline - time.monotonic())
 
     def end_in_midst_of_step(self) -> None:
-        """Has the state saved, and ends the process, as no step has ended."""
+        """Saves the state and ends the process, since the step has not ended."""
         self._deadline = None
         number = signal.SIGTERM if signal.SIGTERM in self._heard else signal.SIGINT
         if self._has_step_ended or number == signal.SIGINT and self._is_interrupted:
@@ -339,16 +339,16 @@ note_saved: List[Callable[[str], None]] = []
 
 
 def is_main_thread() -> bool:
-    """Whether signals come to the thread that asks."""
+    """Whether the calling thread is the one that gets signals."""
     return threading.current_thread() is threading.main_thread()
 
 
-# What is said before a signal ends the process: no exit handlers are run then.
+# The last words before a signal ends the process, since no exit handlers run then.
 last_words: List[Callable[[], None]] = []
 
 
 def _no_session() -> None:
-    """There is none yet."""
+    """No session yet."""
 
 
 def _name_of(number: int) -> str:
@@ -356,7 +356,7 @@ def _name_of(number: int) -> str:
 
 
 def _end_by(number: int) -> None:
-    """Sends the process a signal, so that the exit status tells of it."""
+    """Sends the process a signal, so that the exit status shows it."""
     try:
         if signal.getsignal(number) == signal.SIG_DFL:
             _say_last_words()
@@ -368,12 +368,12 @@ def _say_last_words() -> None:
     for say in last_words:
         try:
             say()
-        except Exception:  # stderr may be written to just now, and the end is due
+        except Exception:  # another writer may hold stderr, and the end is due
             pass
 
 
 def _exit(status: int) -> None:
-    """Ends the process from any thread, and the children that Python ends when a process ends.
+    """Ends the process from any thread, with the children that Python ends at exit.
 
     Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
     """
@@ -383,7 +383,7 @@ def _exit(status: int) -> None:
         try:
             if child.daemon:
                 child.terminate()
-        except Exception:  # it has ended, or the process that looks after it has
+        except Exception:  # it has ended, or the process that manages it has
             pass
     _say_last_words()
     os._exit(status)
@@ -401,13 +401,13 @@ _DEFAULTS: Dict[int, Any] = {
 
 
 class _Listener:
-    """The handlers of SIGTERM and Ctrl-C, and a thread that hears of them, while a training runs.
+    """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
 
     The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
     writes each signal to the wake-up descriptor as it comes.
 
     Attributes:
-      trainings: those that are told of signals, the innermost last.
+      trainings: the trainings that get signals, the innermost last.
     """
 
     def __init__(self) -> None:
@@ -416,7 +416,7 @@ class _Listener:
         self._old_wakeup_fd = -1
 
     def add(self, training: StopSignals) -> None:
-        """Tells a training of the signals that no handler of the program's own is there for."""
+        """Sends a training the signals for which the program has no handler of its own."""
         if self._thread is None:
             free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
             if not free:
@@ -425,15 +425,15 @@ class _Listener:
         self.trainings.append(training)
 
     def remove(self, training: StopSignals) -> None:
-        """Tells it of nothing any more. After the last, all is as it was before the first.
+        """Sends it no more signals. The last removal restores the handlers from before the first.
 
-        If it is to end by SIGTERM, the process has that before Ctrl-C is Python's own again: a
-        KeyboardInterrupt would hide it.
+        If the process has to end by SIGTERM, that comes before Python's own handler of Ctrl-C is
+        back: a KeyboardInterrupt would hide it.
         """
         # A thread that frees a session cannot put handlers back; the next signal does it.
         is_last = self.trainings == [training] and is_main_thread()
         if is_last:
-            self._end_thread()  # from now on all that came is known
+            self._end_thread()  # from here on all signals so far are known
         training.tell_saved()
         if is_last:
             self._put_back(signal.SIGTERM)
@@ -476,10 +476,10 @@ class _Listener:
             ours = there == self._sender.fileno()
             signal.set_wakeup_fd(self._old_wakeup_fd if ours else there)
         except (OSError, ValueError):
-            pass  # whose it was has closed it
+            pass  # its owner has closed it
 
     def _put_back(self, number: int) -> None:
-        """Puts back the handler that was there before, where it is ours that is there now."""
+        """Puts back the earlier handler, if the present one is ours."""
         if self._handles(number):
             signal.signal(number, _DEFAULTS[number])
 
@@ -495,7 +495,8 @@ class _Listener:
         if self.trainings:
             self.trainings[-1].on_signal(number)
             return
-        # All have left, in another thread, or a handler of the program's own still calls this one.
+        # All trainings have ended in another thread, or a handler of the program still calls this
+        # one.
         if self._thread is not None:
             self._end_thread()
         for each in _DEFAULTS:
@@ -523,15 +524,15 @@ class _Listener:
                 try:
                     os.write(self._old_wakeup_fd, received)
                 except OSError:
-                    pass  # full or closed; Python says so where it is its own
+                    pass  # full or closed; Python reports it for a pipe of its own
             if self._handles(received[0]):
                 for told in self.trainings[-1:]:
                     told.on_wakeup(received[0])
 
-    # A child that is forked has no such thread, and nobody has asked it to end.
+    # A forked child has no such thread, and nobody has asked it to end.
 
     def leave_in_child(self) -> None:
-        """Puts all back in a child."""
+        """Restores everything in a child."""
         self.trainings = []
         for number in _DEFAULTS:
             self._put_back(number)
@@ -544,18 +545,18 @@ class _Listener:
 _listener = _Listener()
 
 
-# What Python calls around a fork, in the thread that forks; it cannot be taken back.
+# Called by Python around a fork, in the thread that forks; it cannot be unregistered.
 
-# By thread, as several may fork at once: the signals that are held up meanwhile.
+# By thread, since several may fork at once: the signals that are blocked meanwhile.
 _held_up = threading.local()
 
 
 def _before_fork() -> None:
-    """Holds up the signals: the child must not get one while it still has the parent's handlers.
+    """Blocks the signals: the child must not get one while it still has the parent's handlers.
 
-    It would tell the parent's thread of it and forget it, where without us it would have ended.
+    The child would pass it to the parent's thread and ignore it; without us it would have ended.
     """
-    # Also where nothing is heard: another thread may begin before the process is forked.
+    # Also without handlers: another thread may install them before the process is forked.
     _held_up.numbers = set(_DEFAULTS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
 

@@ -17,21 +17,21 @@ def take_reins(
     retried: ContextManager,
     needs_queues: bool,
 ) -> None:
-    """Changes what slim asks of its Supervisor; to be called as soon as it has a session.
+    """Replaces the methods that slim calls on its Supervisor; call it once there is a session.
 
     Args:
       supervisor: the Supervisor.
       session: the session that slim gets.
       has_ended: whether the hooks' `end` was called.
       before_session: called before a session is made after this one.
-      retried: a context for making it, with which an error leads to one more.
-      needs_queues: whether the queues are to run at once.
+      retried: a context for making the session; an error in it leads to another session.
+      needs_queues: whether the queues have to run at once.
     """
-    # slim asks before each step. It must not leave its loop but by way of a step, or else the
-    # hooks' `end` is not called where a thread asked to stop.
+    # slim asks before each step. It must leave its loop only from within a step: else the hooks'
+    # `end` is not called if a thread asked to stop.
     tf_private.replace_method(supervisor, 'should_stop', has_ended)
-    # The hooks of a MonitoredSession find its queues running. slim starts them soon, and those
-    # that ran dry must not be started twice. Sooner than hooks ask for it is too soon: what is run
+    # The hooks of a MonitoredSession find its queues running. slim starts them soon, and queues
+    # that ran dry must not be started twice. Starting them before a hook asks is too soon: a run
     # beside threads that begin to fill queues waits for them.
     threads: Any = None
     if needs_queues:
@@ -52,7 +52,7 @@ def take_reins(
 
 
 def wait_before_stop(supervisor: tf1.train.Supervisor, wait: Callable[[], None]) -> None:
-    """Has a Supervisor wait before it joins its threads; it gives these two minutes, and no more.
+    """Makes a Supervisor wait before it joins its threads, for which it allows only two minutes.
 
     Args:
       supervisor: the Supervisor.
@@ -73,13 +73,13 @@ def summarize(
     summary_op: tf.Tensor,
     alone: Callable[[], ContextManager],
 ) -> None:
-    """Has a Supervisor without a summary op write one, in a thread and at a pace as its own.
+    """Makes a Supervisor without a summary op write this one, in a thread, as often as its own.
 
     Args:
       supervisor: the Supervisor.
       session: its session.
       summary_op: the summary op.
-      alone: opened while it is run: what that writes, and may put back, no step is to see.
+      alone: a context for its runs: no step may see what they write and perhaps put back.
     """
 
     def summarize_once():

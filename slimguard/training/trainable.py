@@ -39,7 +39,7 @@ def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
 
 
 def as_train_op(train_op: Any) -> TrainOp:
-    """As `gates.as_train_op`; slim raises ValueError for none."""
+    """As `gates.as_train_op`; a ValueError for None, as in slim."""
     if train_op is None and not tf.executing_eagerly():  # whose optimizers return None
         raise ValueError('train_op cannot be None.')
     return gates.as_train_op(train_op)
@@ -75,7 +75,7 @@ def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
 
 
 def warn_of_no_training(train_op) -> None:
-    """Says that nothing is trained; slim takes such an op as well, often a loss by mistake."""
+    """Warns that nothing is trained; slim accepts such an op, which is often a loss by mistake."""
     log().warning(
         'train op %r writes no variable: nothing is trained, and the global step stays '
         'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',

@@ -31,7 +31,7 @@ except ImportError:  # no POSIX
 
 
 class TrainingSettings(NamedTuple):
-    """What a user says, to a hook or to what opens the training; see `NanLossHook`."""
+    """The user's settings, of a hook or of the function that trains; see `NanLossHook`."""
 
     max_loss: Optional[float] = None
     logdir: Optional[files.Path] = None
@@ -41,10 +41,10 @@ class TrainingSettings(NamedTuple):
     progress: bool = False
     preemption_seconds: float = SECONDS
     spike: AnySpike = None
-    history: Optional[int] = None  # STEPS, where nobody says another number
+    history: Optional[int] = None  # STEPS, unless a number is given
 
     def require(self) -> 'TrainingSettings':
-        """These, as they are used; raises TypeError or ValueError for a bad one."""
+        """The settings as they are used; raises TypeError or ValueError for a bad one."""
         gates.require_max_loss(self.max_loss)
         require_bool('ends_job', self.ends_job)
         require_capture(self.capture, self.max_bundles)
@@ -56,7 +56,7 @@ class TrainingSettings(NamedTuple):
         return self._replace(logdir=logdir, spike=as_spike(self.spike))
 
     def over(self, others: 'TrainingSettings') -> 'TrainingSettings':
-        """A hook's settings, which go before `others`, those of its training."""
+        """A hook's settings, which override `others`, the settings of its training."""
         return self._replace(
             max_loss=others.max_loss if self.max_loss is None else self.max_loss,
             logdir=others.logdir if self.logdir is None else self.logdir,
@@ -70,26 +70,26 @@ DEFAULTS = TrainingSettings()
 
 
 class Training:
-    """A training: what is said of it, and what a process does for it besides its steps.
+    """A training: its settings, and what a process does for it besides the steps.
 
-    It captures bad steps, hears signals, shows a progress bar, and saves the last good state before
-    an error ends the training. Who runs the loop makes it, and hands it to the watchers among its
-    hooks. Where nobody does, or it is not open, the hook opens one.
+    It captures bad steps, handles signals, shows a progress bar, and saves the last good state
+    before an error ends the training. The function that runs the loop makes it, and hands it to the
+    watchers among the hooks. If none does, or if it is not open, the hook opens one.
 
     Args:
-      settings: what the user says.
-      is_open: whether who makes it sees to it that it runs.
-      checkpoints: saves the last good state; None where this process saves none.
-      saver: what restores them; None for the graph's.
+      settings: the user's settings.
+      is_open: whether its maker also runs it.
+      checkpoints: saves the last good state; None if this process saves none.
+      saver: restores checkpoints; None for the graph's saver.
       number_of_steps: the global step at which it ends, or None.
-      evidence: by gate, what captures and examines its bad steps; it may grow.
+      evidence: by gate, its `Evidence`, which captures and examines bad steps; it may grow.
       summary_writer: the `FileWriter` of its summaries, or None.
-      summaries: as `Histories.summaries`, where it is known who writes them.
+      summaries: as `Histories.summaries`, if it is known what writes them.
       is_chief: whether this process is the chief; None for what the name of its device says.
-      makes_sessions: whether the loop makes its sessions, so that the process takes part in its
-        job, if there is one, and the session may be run as soon as the hooks have it. Else its
-        user's first run comes first: what that fetches may have to be made yet, and TensorFlow
-        warns of ops that are made after a run.
+      makes_sessions: whether the loop makes its sessions. If so, the process takes part in its job,
+        if there is one, and the hooks may run a session as soon as they have it. If not, the user's
+        first run comes first, since its ops may not exist yet, and TensorFlow warns of ops that are
+        made after a run.
 
     Attributes:
       signals: hears SIGTERM and Ctrl-C, once it is entered.
@@ -131,7 +131,7 @@ class Training:
             self._bundles_in = settings.logdir or checkpoints.logdir
 
     def capture(self, *found: gates.Gate) -> None:
-        """Has the bad steps of gates captured, from their next step on."""
+        """Captures the bad steps of gates, from their next step on."""
         for gate in dict.fromkeys(found):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
@@ -165,7 +165,7 @@ class Training:
 
     @contextlib.contextmanager
     def saving_before_errors(self, session, watcher) -> Iterator[None]:
-        """Saves the last good state before an error of a watcher's ends the training."""
+        """Saves the last good state before an error of a watcher ends the training."""
         try:
             yield
         except Exception as error:
@@ -189,7 +189,7 @@ class Training:
                 self.save(session, incident)
 
     def save(self, session, incident: Optional[Incident] = None) -> None:
-        """Saves the last good state, as an incident or an interrupt ends the training."""
+        """Saves the last good state when an incident or an interrupt ends the training."""
         if self.checkpoints is not None:
             _save_last(self.checkpoints, session, incident)
             self.is_saved = True

@@ -23,7 +23,7 @@ from slimguard.training.step_history import Histories, StepHistory
 
 
 class Run:
-    """A kind of run: the same fetches every time. What to fetch beside, and how to read it.
+    """A kind of run, with the same fetches every time: what else to fetch, and how to read it.
 
     Args:
       found: the gates of the train ops that it runs.
@@ -32,8 +32,8 @@ class Run:
         the row of the step.
       histories: by gate, what keeps its last steps, or None.
       graph: the graph.
-      in_branches: the gates of train ops that it runs only where it takes their branch. In another
-        run nothing of theirs can be fetched, so they are asked when it is over.
+      in_branches: the gates of train ops in branches. If a run does not take their branch, their
+        tensors cannot be fetched, so these gates are read after the run.
 
     Attributes:
       gates: `found`.
@@ -56,7 +56,7 @@ class Run:
         places = (place for place, gate in enumerate(found) if gate.loss is not None)
         self._with_loss = next(places, None)  # the first gate that knows its loss
         self._global_step = graphs.global_step(graph)
-        self._session: Callable[[], Any] = lambda: None  # that was watched last
+        self._session: Callable[[], Any] = lambda: None  # the step that was watched last
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
@@ -65,7 +65,7 @@ class Run:
         self._args = tf1.train.SessionRunArgs(self.fetches)
 
     def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
-        """What a hook asks for, so that the gates tell it of the step."""
+        """The fetches and feeds of a hook, with which the gates report the step to it."""
         session = run_context.session
         if self._session() is not session:
             for gate in [*self._all_gates, *(each.gate for each in self._beside)]:
@@ -95,7 +95,7 @@ class Run:
             training.loss = loss
 
     def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
-        """The incidents that the values of one run tell of."""
+        """Reads the incidents from the values of one run."""
         found: List[Reading] = []
         for gate, row, history in zip(self.gates, values, self._histories):
             told = list(_told_in(run_context, gate)) if row[0] else []
@@ -127,7 +127,7 @@ class Run:
 
 
 def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
-    """What a gate told by the end of a run: the same to each hook that watches it."""
+    """The reports of a gate at the end of a run: the same for each hook that watches it."""
     told = run_context.__dict__.setdefault('_slimguard_told', {})
     if gate not in told:
         told[gate] = _readings(gate, gate.untold.take(run_context.session))
@@ -139,7 +139,7 @@ def _readings(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
 
 
 class _Around:
-    """Refuses runs that go around gates; names once each update that a bad step would change."""
+    """Refuses runs that go around gates; logs once each variable that a bad step would change."""
 
     def __init__(self) -> None:
         self._named: Set[str] = set()
@@ -155,7 +155,7 @@ class _Around:
 
 
 class HookFetches:
-    """Refuses steps in which a hook fetches what goes around a gate, as the loop's own are refused.
+    """Refuses steps in which a hook's fetches go around a gate, as it does for the loop's own.
 
     Args:
       graph: the graph of the session.
@@ -169,13 +169,13 @@ class HookFetches:
     def require_gated(
         self, fetches: Mapping[Any, Any], feed_dict: Any, asked: Any, of_loop: Any = ()
     ) -> None:
-        """Looks at a step ahead of its run.
+        """Checks a step before its run.
 
         Args:
-          fetches: what is fetched, by hook; what the loop fetches has a str in the place of a hook.
-          feed_dict: what the loop and the hooks feed.
-          asked: a key that tells these fetches from all others.
-          of_loop: what the loop fetches beside.
+          fetches: the fetches by hook; those of the loop under a str in place of a hook.
+          feed_dict: the feeds of the loop and the hooks.
+          asked: a key that identifies these fetches.
+          of_loop: other fetches of the loop.
 
         Raises:
           OutsideTheGateError: names the hook, and says as much as `refuse_around`.
@@ -236,13 +236,13 @@ class WatchedRuns:
         return self._runs.of(self._plan, args.fetches, fed, graph)
 
     def watch(self, session) -> None:
-        """Watches what is run before the first step, or beside the steps; called before any run."""
+        """Watches runs before the first step, or beside the steps; called before any run."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             if gate.is_beside or self._watches_ahead:
                 gate.untold.watch(session)
 
     def leave(self, session) -> List[Reading]:
-        """The bad steps that nobody was told of; from then on, those of the session are printed."""
+        """Returns the bad steps that no watcher has read; later ones of the session are printed."""
         untold: List[Reading] = []
         if os.getpid() != self._process:
             return untold  # in a fork no session can run anything
@@ -288,14 +288,14 @@ class WatchedRuns:
         return None
 
     def _is_mine(self, gate: gates.Gate) -> bool:
-        """With several trainings in a graph, a hook with a loss watches those that have it."""
+        """If a graph has several trainings, a hook with a loss watches those with that loss."""
         if self._loss is None or gate.loss is None:
             return True
         needed = graphs.ancestors([op_of(gate.original), gate.loss.op])
         return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
 
     def _loss_beside(self, found: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
-        """The loss to look at beside the gates: one that no gate knows, nor anything it checks."""
+        """The loss to check beside the gates: one that no gate knows or checks."""
         if self._loss is None or all(gate.loss is None for gate in found):
             return self._loss
         if any(gate.loss is self._loss for gate in found):
@@ -305,10 +305,10 @@ class WatchedRuns:
         return None if _copied(self._loss).op in graphs.ancestors(checked) else self._loss
 
     def _tell_of_no_gate(self, of_others: Sequence[gates.Gate], graph: tf.Graph) -> None:
-        """Says that a run is not watched, where there is no training of the hook's loss at all."""
+        """Warns that a run is not watched, if no training has the hook's loss."""
         if any(map(self._is_mine, gates.gates_of(graph).values())):
             return
-        assert self._loss is not None  # without one all gates are the hook's
+        assert self._loss is not None  # without a loss all gates are the hook's
         name = of_others[0].original.name
         if name not in self._told_of:
             self._told_of.add(name)
@@ -334,7 +334,7 @@ _NOT_KEPT = (
 
 
 def _copied(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that this one is a copy of."""
+    """The tensor of which this one is a copy."""
     while tensor.op.type in ('Identity', 'CheckNumerics'):
         tensor = tensor.op.inputs[0]
     return tensor
@@ -347,7 +347,7 @@ def gates_run_by(elements: list, graph: tf.Graph) -> List[gates.Gate]:
 
 
 def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gates.Gate]]:
-    """The gates of train ops that a run needs and does not name, by the op that is fetched."""
+    """By fetched op, the gates of train ops that a run needs without fetching them."""
     known = {op_of(each.train_op): each for each in gates.gates_of(graph).values()}
     others = [op for op in map(op_of, elements) if op not in known]
     others = [op for op in others if not op.name.startswith(graphs.OURS)]
@@ -358,22 +358,22 @@ def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gate
 
 
 def _updates_unguarded(elements: list) -> bool:
-    """Whether a run trains past all gates."""
+    """Whether a run trains without any gate."""
     needed = graphs.ancestors([op_of(element) for element in elements])
     return any(graphs.is_apply(op) and not op.name.startswith(graphs.OURS) for op in needed)
 
 
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
-    """Whether a run without a gate is a step: it trains, or there is nothing else to go by."""
+    """Whether a run without a gate is a step: it trains, or nothing shows that it does not."""
     needed = graphs.ancestors([op_of(element) for element in elements])
-    if gates.gates_of(graph):  # what trains here is guarded, and this may look at the loss only
+    if gates.gates_of(graph):  # it is guarded here, and this hook may watch the loss only
         return any(map(graphs.is_apply, needed))
     writes = graphs.Writes(graph)
     return loss.op in needed or any(op in writes for op in needed)
 
 
 def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:
-    """What to feed so that a gate knows what is no incident: of the loss and of its gradients."""
+    """The feeds that give a gate its limits, of the loss and of the gradient norm."""
     limits = {} if max_loss is None else {gate.limit: _checked_limit(gate, max_loss)}
     if history is not None:
         limits.update(history.limits(max_loss))

@@ -31,7 +31,7 @@ _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
 class WatchedSession(HookedSession):
-    """What `watch` returns: a `HookedSession` with an end."""
+    """The session that `watch` returns: a `HookedSession` that can be closed."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WatchedSession(HookedSession):
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
-        # Also if nobody closes the session: before Python takes its modules apart.
+        # Runs even if nobody closes the session: before Python unloads its modules.
         atexit.register(_give_back, weakref.ref(self), os.getpid())
 
     @with_short_traceback
@@ -57,7 +57,7 @@ class WatchedSession(HookedSession):
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'
             )
-        if self._is_new:  # only now is there what the user runs first, such as an initializer
+        if self._is_new:  # now there is what the user runs first, such as an initializer
             self._is_new = False
             for watcher in watchers_in(self._hooks):
                 watcher.runs.watch(self._session)
@@ -74,7 +74,7 @@ class WatchedSession(HookedSession):
     def close(self):
         """Calls the hooks' `end`, joins their threads, and closes the session.
 
-        An error that a thread of theirs reported to the coordinator is raised.
+        Raises an error that one of their threads has reported to the coordinator.
         """
         with contextlib.ExitStack() as stack:  # the last that is pushed is called first
             stack.callback(self._give_back)
@@ -109,7 +109,7 @@ class WatchedSession(HookedSession):
 
 
 def _look_at_save(prefix: str) -> None:
-    """Says so if a saver that is no `FiniteSaver` has just written a checkpoint that is bad."""
+    """Logs an error if a saver other than a `FiniteSaver` has just written a bad checkpoint."""
     if not checkpoint_files.files_of(prefix):
         return  # it has run something else
     found = checkpoint_reader.read(prefix)
@@ -121,7 +121,7 @@ def _look_at_save(prefix: str) -> None:
 
 def _give_back(session: 'weakref.ReferenceType[WatchedSession]', process: int) -> None:
     watched = session()
-    if watched is not None and os.getpid() == process:  # it is no fork's
+    if watched is not None and os.getpid() == process:  # not in a fork
         watched._give_back()
 
 
@@ -153,22 +153,22 @@ def watch(
                 session.run(train_op, feed_dict={...})
 
     The returned session calls the hooks' `end` when it is closed, or when its `with` block ends
-    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration count as
-    no error: they end the block, and do not leave it.
+    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration do not
+    count as errors: they end the block and are not raised.
 
     Args:
       session: a `tf.compat.v1.Session`, new or in use.
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
-      on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
+      on_nan: what happens after a bad step, unless a `NanLossHook` decides; see `NanLossHook`.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
         `slimguard.guard` says what it can do, and what it cannot.
       logdir: the directory for the record of incidents and the bundles, in which a rollback finds
         its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
         logdir, no record is kept; the log says so at the first incident.
-      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; one among the hooks
-        has its own.
-      spike, history: as for `NanLossHook`, and for one among the hooks that says nothing of them.
+      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; a `NanLossHook`
+        among the hooks has its own.
+      spike, history: as for `NanLossHook`; also for one among the hooks that does not set them.
 
     Raises:
       TypeError: if `session` is no session.
@@ -204,7 +204,7 @@ def watch(
         watcher.on_nan = 'raise'  # whoever names no policy asks for that, and it needs a gate
     # A job may ask for a new session, and nothing here could make one.
     training = Training(settings, makes_sessions=False)
-    # As a MonitoredSession's: it raises whatever a thread reports.
+    # Like a MonitoredSession's coordinator, it raises any error that a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:
         stack.enter_context(handed(hooks, training))

@@ -15,9 +15,9 @@ def with_watcher(
     on_nan: OnNan,
     settings: TrainingSettings,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
-    """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
+    """The hooks, and the one that decides: a NanLossHook among them, or else an added one.
 
-    No hook is changed: what the training says besides goes to all of them by `handed`.
+    No hook is changed: `handed` gives the other settings of the training to all of them.
 
     Raises:
       TypeError: if `hooks` is no list of hooks.
@@ -65,13 +65,13 @@ def _disagree(name: str, value, hook: GateWatcher, other) -> None:
 
 
 def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
-    """Those of the hooks that watch gates."""
+    """The hooks that watch gates."""
     return [hook for hook in hooks if isinstance(hook, GateWatcher)]
 
 
 @contextlib.contextmanager
 def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
-    """Hands a training to the watchers among its hooks, before their `begin`; they leave it."""
+    """Hands a training to the watchers among its hooks, before their `begin`, until its end."""
     with contextlib.ExitStack() as stack:
         for hook in watchers_in(hooks):
             stack.callback(hook.leave)

@@ -20,7 +20,7 @@ _MOST_NAMES = 3
 
 
 class Account:
-    """What became of the trainings of a script.
+    """The account of a script's trainings.
 
     Attributes:
       train_ops: the names of the train ops that ran guarded, and how often each did.
@@ -28,21 +28,22 @@ class Account:
       actions: what was done about incidents, and how often.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
-      runs: how many runs of sessions trained nothing that is known.
+      runs: how many runs of sessions are not known to train.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
       writing_runs: how many runs trained nothing, and were guarded for what they wrote.
       refused_saves: how many saves were refused, as a variable was not finite.
       not_finite: the names of those variables.
-      since_nan: how many guarded runs there were after the last one that was skipped, or went back,
-        and gave the script a NaN; None if none did.
-      jump: what a step was that was written and far beyond all before it; '' if none was.
-      error: what ended the script; None if it came to its end.
-      saved_at_signal: what SIGTERM or Ctrl-C had saved, in words; '' if none came.
-      has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
-      children: how many forks of this process there were, and children that it spawned: of all
-        these, each is guarded and says so itself.
-      before_first: called ahead of noting the first step, the first run that only writes, or the
-        first train op that is refused.
+      since_nan: how many guarded runs followed the last skipped or rolled-back run that returned a
+        NaN to the script; None if none did.
+      jump: the text about a written step that was far beyond all before it; '' if there was none.
+      error: the error that ended the script; None if it came to its end.
+      saved_at_signal: the checkpoint that was saved at SIGTERM or Ctrl-C, in words; '' if none
+        came.
+      has_names_of_1: whether the script runs with the names and graphs of TensorFlow 1.
+      children: how many processes this one has forked or spawned; each of them is guarded, and has
+        a last line of its own.
+      before_first: called before the first step, the first run that only writes, or the first
+        refused train op is noted.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class Account:
 
     @property
     def has_trained(self) -> bool:
-        """Whether anything is known to have trained, or written so, guarded or not."""
+        """Whether any run is known to have trained, or written like that, guarded or not."""
         return bool(self.train_ops or self.refused or self.writing_runs)
 
     def note_run(self, train_ops: Sequence[str]) -> None:
@@ -114,7 +115,7 @@ class Account:
 
     @property
     def incidents(self) -> int:
-        """How many incidents were acted on."""
+        """The number of incidents on which a policy acted."""
         return sum(self.actions.values())
 
     def note_incident(self, incident: Incident, logdir: Optional[str]) -> None:
@@ -126,7 +127,7 @@ class Account:
             self.logdirs[logdir] = None
 
     def note_saved(self, said: str) -> None:
-        """Notes what a signal had saved, in words."""
+        """Notes the checkpoint that was saved at a signal, in words."""
         self.saved_at_signal = said
 
     def note_jump(self, said: str) -> None:
@@ -193,10 +194,10 @@ class Account:
 
 
 class Ending:
-    """Says, once, what became of a script's trainings; a fork says so of its own, if it has any.
+    """Prints the account of a script's trainings, once; a fork prints its own, if it trains.
 
     Args:
-      seen: what became of them.
+      seen: the account.
     """
 
     def __init__(self, seen: Account):
@@ -206,7 +207,7 @@ class Ending:
         self._has_said = False
 
     def register(self, is_spawned: bool = False) -> None:
-        """Has this process and its forks say it at their end.
+        """Makes this process and its forks print the account at their end.
 
         Args:
           is_spawned: whether the script's process spawned this one.
@@ -222,7 +223,7 @@ class Ending:
             )
 
     def say(self) -> None:
-        """Says it on stderr, if anybody listens there."""
+        """Prints the account on stderr, if that is open."""
         is_silent = self._child and not self._seen.has_trained
         if self._has_said or os.getpid() != self._process or is_silent:
             return
@@ -231,7 +232,7 @@ class Ending:
         terminal.complain(where + str(self._seen))
 
     def _become_fork(self) -> None:
-        # What was seen before is the parent's to tell.
+        # The parent reports the earlier steps.
         vars(self._seen).update(vars(Account()))
         self._become('a fork')
 
@@ -240,8 +241,8 @@ class Ending:
         self._process, self._child = os.getpid(), child
 
     def _say_at_end_of_child(self) -> None:
-        # A child of `multiprocessing` may run no `atexit`; and what was to be run instead before
-        # it began with its work, it has forgotten.
+        # A child of `multiprocessing` may run no `atexit`, and it drops finalizers that were
+        # registered before its work began.
         multiprocessing.util.Finalize(None, self.say, exitpriority=-100)
 
 

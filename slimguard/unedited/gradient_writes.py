@@ -16,10 +16,10 @@ from slimguard.graph.control_flow import SWITCHES
 
 
 class GradientWrites:
-    """Finds the ops of a graph that write what was computed of a gradient.
+    """Finds the ops of a graph that write values computed from a gradient.
 
-    Gradients that are summed up in a run of their own are written so, too, and so is what an
-    optimizer writes.
+    This includes gradients that are summed up in a run of their own, and the writes of an
+    optimizer.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -30,20 +30,20 @@ class GradientWrites:
         self._untold: List[tf.Operation] = []
 
     def all(self) -> Set[tf.Operation]:
-        """Those that there are now."""
+        """All such writes that exist now."""
         self._look()
         return self._found
 
     def new(self) -> List[tf.Operation]:
-        """Those that `new` has not returned yet."""
+        """The writes that `new` has not returned yet."""
         self._look()
         untold, self._untold = self._untold, []
         return untold
 
     def only_sums_before(self, value: tf.Tensor) -> bool:
-        """Whether a value is computed once gradients have been added up, and nothing is trained.
+        """Whether a value is computed after gradients are added up, in a run that trains nothing.
 
-        To a gate such a value looks like a loss, and the sums like a part of the forward pass.
+        A gate would take such a value for a loss, and the sums for a part of the forward pass.
         """
         while value.op.type == 'Identity':
             value = value.op.inputs[0]
@@ -70,8 +70,8 @@ def join_written_by_hand(
 ) -> List[List[TrainOp]]:
     """The elements, grouped as in `found`; but all updates that no optimizer made share one group.
 
-    Gradients that are added up, or a descent that is written out, are one step in several writes:
-    all of them are written, or none.
+    A sum of gradients, or a hand-written descent, makes one step in several writes: all of them are
+    made, or none.
 
     Args:
       found: elements of one run, with the updates that they need.
@@ -88,17 +88,17 @@ def join_written_by_hand(
 
 
 class _OfGradients:
-    """The ops of a graph that make a gradient, or compute something of one."""
+    """The ops of a graph that make a gradient, or compute something from one."""
 
     def __init__(self) -> None:
         self._known: Set[tf.Operation] = set()
 
     def add_all(self, ops: Iterable[tf.Operation]) -> List[tf.Operation]:
-        """Takes note of those of `ops`, in the order they were made, that are such; returns them.
+        """Notes the ops among `ops`, in the order they were made, that are such; returns them.
 
-        Older ops may become such with them. An op in a branch or a loop is older than what hands it
-        its inputs: a Switch or an Enter is put in between once the op is there, and so is the way
-        back of a loop.
+        Older ops may become such with them. An op in a branch or a loop is older than the Switch or
+        Enter that gives it its inputs, which is put in between once the op exists; the same holds
+        for the back edge of a loop.
         """
         added: List[tf.Operation] = []
         for op in ops:
@@ -122,16 +122,16 @@ class _OfGradients:
 
 
 def _data_of(op: tf.Operation) -> Sequence[tf.Tensor]:
-    """What an op computes of: of a Switch, not the condition, which is no part of any value."""
+    """An op's inputs, but not the condition of a Switch, which is part of no value."""
     # To count the outputs is quicker than to ask for the type, and this is asked of every op.
     return op.inputs[:1] if len(op.outputs) == 2 and op.type in SWITCHES else op.inputs
 
 
 def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
-    """The ops that compute something of a tensor.
+    """The ops that compute something from a tensor.
 
-    Lists are left out: a loop that is differentiated is given some, empty, to keep what the
-    gradient needs of it. That makes no gradient of what the loop computes.
+    Lists are left out: differentiating a loop gives it empty lists for values that the gradient
+      needs. They do not make the loop's results gradients.
     """
     if tensor.dtype in (tf.variant, tf.resource):
         return []

@@ -56,21 +56,21 @@ _NO_CALLABLE = (
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # Any thread may export, such as a Supervisor's. TensorFlow fails on an op that another thread
-    # is just making: the graph lists it before it knows it.
+    # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
+    # making an op, which the graph lists before it is complete.
     with lock:
         return original(*args, **kwargs)
 
 
 class GuardedSessions:
-    """Guards what sessions run, from `install` until its patches are undone.
+    """Guards the runs of sessions, from `install` until its patches are undone.
 
     Args:
       on_nan: what happens after a bad step.
       settings: what else the user says.
 
     Attributes:
-      seen: what became of the trainings.
+      seen: the account of the trainings.
       files: where the script keeps its files.
     """
 
@@ -92,7 +92,7 @@ class GuardedSessions:
         self._learning_rate, self._first_policy = policies.learning_rate, policies.fallbacks[0]
 
     def install(self, patches: Patches) -> None:
-        """Puts guarded methods in the place of TensorFlow's."""
+        """Replaces TensorFlow's methods by guarded ones."""
         self._notes.install(patches)
         self._summaries.install(patches)
         self.files.install(patches)
@@ -106,7 +106,7 @@ class GuardedSessions:
         patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 
-    # What takes the place of TensorFlow's methods.
+    # Replacements of TensorFlow's methods.
 
     def _open(self, original, session, *args, **kwargs):
         original(session, *args, **kwargs)
@@ -138,7 +138,7 @@ class GuardedSessions:
         return values
 
     def _run_counted(self, run_step, session, step: GuardedStep, *given) -> Any:
-        """Runs a step and counts it, before a signal that came meanwhile saves its state."""
+        """Runs a step and counts it before a signal that came meanwhile saves the state."""
         try:
             values = run_step(session, step, *given)
         except Exception as error:
@@ -149,7 +149,7 @@ class GuardedSessions:
         return values
 
     def release(self) -> None:
-        """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
+        """Puts signal handlers back; bad steps of sessions that continue print or raise again."""
         for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 watched.release()
@@ -161,7 +161,7 @@ class GuardedSessions:
             log().warning('%s.', self.seen.jump)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
+        # For a list, TensorFlow's method runs the session's own `run`; otherwise the session below.
         is_below = feed_list is None and not self._inside
         step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:
@@ -187,10 +187,10 @@ class GuardedSessions:
         return original(graph)
 
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
-        """Leaves a training that is guarded to the policy.
+        """Leaves a guarded training to the policy.
 
-        A run beside its steps, as that of a GAN's Estimator whose train ops run in hooks, has
-        written nothing bad either; it may have fetched the loss of a bad batch.
+        A run beside its steps has written nothing bad either, as in a GAN's Estimator, whose train
+        ops run in hooks; but it may have fetched the loss of a bad batch.
         """
         session = run_context.session
         if self._step_of(session, run_context.original_args.fetches) is not None:
@@ -205,7 +205,7 @@ class GuardedSessions:
                 kept_on(session.graph, 'told_nan_beside', lambda: True)
                 log().warning(_NAN_BESIDE, self._on_nan)
 
-    # Beneath.
+    # The sessions below.
 
     def _step_of(
         self,
@@ -262,7 +262,7 @@ class GuardedSessions:
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
     def _capture(self, step: GuardedStep, graph: tf.Graph) -> None:
-        """Lets what the step draws be kept, before it runs for the first time."""
+        """Has the drawn values of a step kept, before it runs for the first time."""
         known = kept_on(graph, 'captured', set)
         if not self._settings.capture or known.issuperset(step.gates):
             return
@@ -272,7 +272,7 @@ class GuardedSessions:
                 known.add(gate)  # now: another thread that sees it there does not wait
 
     def _watched(self, session, run: Callable, step: GuardedStep) -> ScriptSession:
-        """What watches a session, in which bad runs of a step are captured from now on."""
+        """A session's `ScriptSession`, which captures bad runs of a step from now on."""
         self._capture(step, session.graph)
         with self._lock, self._inside:
             found = self._sessions.get(session)
@@ -310,12 +310,12 @@ class GuardedSessions:
 
 
 def _of_script(values: Any) -> Any:
-    """The values of a run without those that hooks have asked for."""
+    """The values of a run, without those fetched for hooks."""
     if not isinstance(values, dict):
         return values
     return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:
-    """By gate of a graph, what examines its bad steps."""
+    """By gate of a graph, its `Evidence`."""
     return kept_on(graph, 'evidence', dict)

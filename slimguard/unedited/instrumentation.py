@@ -138,18 +138,18 @@ class Instrumentation:
 
 
 def loaded_modules() -> List[Tuple[str, Any]]:
-    """All by name, as they are now: code that runs imports more."""
+    """A copy of all loaded modules, by name: running code imports more."""
     return list(sys.modules.items())
 
 
 def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
-    """Replaces functions wherever a module has them: where defined, and where imported to.
+    """Replaces functions in every module that has them: where defined, and where imported.
 
-    slimguard's own modules keep what they have: they call the originals.
+    slimguard's own modules keep the originals, which they call.
 
     Args:
-      replacements: by the function, what takes its place. All are looked for in one walk, by their
-        identity: there are thousands of modules, and what is in them need not be hashable.
+      replacements: by function, its replacement. One walk looks for all of them, by identity: there
+        are thousands of modules, and their contents need not be hashable.
     """
     by_id = {id(old): new for old, new in replacements.items()}
     for name, module in loaded_modules():

@@ -11,8 +11,9 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
     """Trains as another optimizer does, and keeps moving averages of the variables it trains.
 
     A checkpoint of its `swapping_saver` has the average of a variable under the variable's own
-    name: an evaluation that restores the checkpoint with a plain saver uses the averages. Training
-    that goes on from it takes the `swapping_saver` again, which puts each back in its place:
+    name, so an evaluation that restores the checkpoint with a plain saver uses the averages. To
+    resume training from it, use the `swapping_saver` again, which puts each value back in its
+    place:
 
         optimizer = tf.contrib.opt.MovingAverageOptimizer(tf.train.AdamOptimizer())
         train_op = slim.learning.create_train_op(loss, optimizer)
@@ -71,7 +72,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
     ) -> tf1.train.Saver:
         """A Saver that has each trained variable and its moving average change places.
 
-        To be made once all variables are there, and after `minimize` or `apply_gradients`.
+        Call it after `minimize` or `apply_gradients`, once all variables exist.
 
         Args:
           var_list: what to save, as for a Saver. Default: all global variables.
@@ -99,7 +100,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
         return tf1.train.Saver(swapped, name=name, **kwargs)
 
     def _other(self, variable: Any, there: Dict[str, Any]) -> Any:
-        """What is saved in the place of a variable: itself, if no average belongs to it."""
+        """The variable that is saved in place of this one: itself, if it has no average."""
         assert self._swapped is not None
         name = variable.op.name
         other = self._swapped.get(name, name)

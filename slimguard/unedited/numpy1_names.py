@@ -15,7 +15,7 @@ def _asscalar(a: Any) -> Any:
     return a.item()
 
 
-# Names that are there under another one, where numpy has that.
+# Names that numpy has under another name.
 _RENAMED = (
     'Inf=inf Infinity=inf PINF=inf infty=inf NAN=nan NaN=nan bool8=bool_ complex_=complex128 '
     'float_=float64 string_=bytes_ unicode_=str_ alltrue=all sometrue=any product=prod '
@@ -28,14 +28,14 @@ _put_back: Dict[str, Any] = {}
 
 
 def install() -> None:
-    """Puts the names back that the installed numpy lacks. Twice is as once."""
+    """Puts back the names that the installed numpy lacks. A second call changes nothing."""
     _put_back.update(_dropped())
     for name, meant in _put_back.items():
         setattr(np, name, meant)
 
 
 def uninstall() -> None:
-    """Undoes what `install` did, but for what the script itself has set since."""
+    """Undoes `install`, except for names that the script itself has set since."""
     for name, meant in _put_back.items():
         if vars(np).get(name) is meant:
             delattr(np, name)
@@ -43,9 +43,9 @@ def uninstall() -> None:
 
 
 def _dropped() -> Dict[str, Any]:
-    """The names that the installed numpy lacks, and what they meant."""
+    """The names that the installed numpy lacks, and their values."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # numpy has something to say of names it will have again
+        warnings.simplefilter('ignore')  # numpy warns of names that it will have again
         meant: Dict[str, Any] = {name: getattr(builtins, name) for name in _BUILTINS}
         meant.update(long=int, unicode=str, NINF=-np.inf, asscalar=_asscalar)
         for pair in _RENAMED:

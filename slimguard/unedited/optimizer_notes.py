@@ -18,12 +18,12 @@ from slimguard.graph.sessions import Inside
 from slimguard.system import texts
 from slimguard.unedited.patches import Patches, kept_on
 
-# How many losses are named where they are not known to be one.
+# How many losses a line names if it is not known whether they count as one.
 _MOST_NAMES = 3
 
 
 class Differentiated(NamedTuple):
-    """A loss, the ops that return its gradients, and the ops of what these are by."""
+    """A loss, the ops that return its gradients, and the ops of the variables they are taken by."""
 
     loss: tf.Tensor
     gradients: List[tf.Operation]
@@ -31,7 +31,7 @@ class Differentiated(NamedTuple):
 
 
 class OptimizerNotes:
-    """Remembers, by graph, what gradients were computed of, and what `apply_gradients` returned."""
+    """Remembers, by graph, the differentiated losses and the results of `apply_gradients`."""
 
     def __init__(self) -> None:
         self._inside = Inside()
@@ -43,13 +43,13 @@ class OptimizerNotes:
         patches.wrap(tf_private.gradients_module(), tf_private.GRADIENTS, self._gradients)
 
     def losses(self, graph: tf.Graph) -> List[Differentiated]:
-        """The floating tensors that gradients were computed of, in order."""
+        """The floating tensors that were differentiated, in order."""
         return kept_on(graph, 'losses', list)
 
     def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
-        """The loss that a train op trains, if it is one, and to know it takes no other input.
+        """The loss that a train op trains, if there is one and it needs no other input.
 
-        Of several that train the same variables, such as those of replicas, it is the mean.
+        If several losses train the same variables, such as those of replicas, it is their mean.
 
         An op may be added to the graph for it.
 
@@ -64,13 +64,13 @@ class OptimizerNotes:
         return mean_of(losses) if losses and not why_unknown else None
 
     def why_unknown(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> str:
-        """Why what a train op trains is not its loss; '' if it is, or it trains no loss at all."""
+        """Why a train op's loss is not known; '' if it is known, or if there is none at all."""
         return self._losses_of(train_op, fed)[1]
 
     def _losses_of(
         self, train_op: TrainOp, fed: Sequence[tf.Tensor]
     ) -> Tuple[List[tf.Tensor], str]:
-        """The losses that a train op trains, and why they are not its loss, or ''."""
+        """The losses that a train op trains, and why they do not count as its loss, or ''."""
         needed = set(graphs.ancestors_beyond(fed, [op_of(train_op)]))
         noted = self.losses(train_op.graph)
         noted = [each for each in noted if not needed.isdisjoint(each.gradients)]
@@ -86,7 +86,8 @@ class OptimizerNotes:
         for loss in losses:
             if not graphs.is_seen_from(loss, op_of(train_op)):
                 return losses, '%s is made inside of a loop or branch' % loss.op.name
-            # An update may need less than the value of its loss: a placeholder less, or a batch.
+            # An update may need less than the value of its loss does: it may do without a
+            # placeholder, or a batch.
             if not _inputs_of(loss, fed) <= needed:
                 return losses, '%s needs an input that the update does without' % loss.op.name
         return losses, ''
@@ -119,7 +120,7 @@ class OptimizerNotes:
     def _gradients(self, original, ys, xs, grad_ys=None, *args, **kwargs):
         with self._inside:
             computed = original(ys, xs, grad_ys, *args, **kwargs)
-        # With a gradient of its own to begin with, it goes on from one that was computed.
+        # If it begins with a gradient, it continues from one that was computed before.
         if not self._inside and not any(each is not None for each in _flat(grad_ys)):
             for loss in _flat(ys):
                 self._note_loss(_unscaled(loss), list(zip(computed, _flat(xs))))
@@ -154,7 +155,7 @@ def _flat(given: Any) -> List[Any]:
 
 
 def _unscaled(loss: Any) -> Any:
-    """A loss without the scale, a variable, that the gradients are divided by again."""
+    """A loss without its scale, a variable by which the gradients are divided again."""
     if isinstance(loss, tf.Tensor) and loss.op.type == 'Mul':
         others = [each for each in loss.op.inputs if graphs.variable_read(each) is None]
         return others[0] if len(others) == 1 else loss
@@ -162,7 +163,7 @@ def _unscaled(loss: Any) -> Any:
 
 
 def _variable_of(given: Any) -> Any:
-    """What tells whether gradients are by the same: the op of the variable, where it is one.
+    """A key that is equal for gradients by the same variable: the variable's op, if it is one.
 
     A variable that a `tf.distribute` strategy mirrors is one variable: that of the first replica.
     """
@@ -173,7 +174,7 @@ def _variable_of(given: Any) -> Any:
 
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
-    """The placeholders, and what draws batches or chance, that a tensor is computed from."""
+    """The placeholders, and the ops that draw batches or random numbers, behind a tensor."""
     needed = graphs.ancestors_beyond(fed, [tensor.op])
     return {op for op in needed if is_drawn(op) and op.type not in graphs.VARIABLES}
 

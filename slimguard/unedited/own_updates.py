@@ -1,9 +1,9 @@
 """Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
 
 A running mean, a normalized weight, a loss scale that is doubled, a gradient that was fetched and
-is fed again: `session.run(mean.assign(...))`. Whether such an update may make a NaN is not asked:
-whatever is computed goes through a gate, which knows when the numbers are there. What only copies,
-or sets a variable to what is fed, computes nothing, and is the script's own.
+  is fed again: `session.run(mean.assign(...))`. Every update that computes its value goes through a
+  gate, which decides when the numbers are there. A write that only copies, or sets a variable to a
+  fed value, computes nothing, and is left to the script.
 """
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
@@ -21,13 +21,13 @@ from slimguard.system import texts
 from slimguard.unedited.patches import kept_on
 from slimguard.unedited.shared_updates import each_once
 
-# So many updates are guarded that were built after others had been run. A gate is many ops, and
-# TensorFlow reads the whole graph before it runs a new one of them.
+# At most so many updates that were built after the first gate are guarded. A gate is many ops, and
+# TensorFlow reads the whole graph before it runs a new op.
 _MOST_LATE = 50
 
 
 class UnguardedUpdateError(ValueError):
-    """An update of the script's own is not guarded.
+    """An update of the script is not guarded.
 
     Args:
       why: why not.
@@ -37,7 +37,7 @@ class UnguardedUpdateError(ValueError):
       name: the first of them, and how many more there are.
     """
 
-    of = 'the update of'  # what the name is of that it comes with
+    of = 'the update of'  # put before the name of the variables
 
     def __init__(self, why: object, names: Sequence[str]):
         ValueError.__init__(self, str(why))
@@ -45,7 +45,7 @@ class UnguardedUpdateError(ValueError):
 
 
 class OwnUpdates:
-    """Guards, in one graph, what runs write that train nothing.
+    """Guards, in one graph, the writes of runs that train nothing.
 
     Args:
       graph: the graph.
@@ -54,36 +54,36 @@ class OwnUpdates:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._first: Optional[int] = None  # the number of an op of the first gate
-        self._late = 0  # gates of what was built after that
+        self._late = 0  # gates for updates that were built after that op
 
     def among(
         self,
         elements: Sequence[TrainOp],
         fed: Sequence[tf.Tensor] = (),
     ) -> List[TrainOp]:
-        """Those of the elements fetched in a run that write what is to go through a gate.
+        """The fetched elements of a run whose writes need a gate.
 
-        They compute variables that are not local, or tables; or they run update ops, or writes
-        that a guarded train op puts back. What else such a run writes of the kind, as the number of
-        batches in a sum, or a copy of the batch, is written with it or not at all. Local variables
-        are in no checkpoint, as those of a metric.
+        They compute tables, or variables that are not local; or they run update ops, or writes that
+        a guarded train op puts back. Other writes of such a run, such as the number of batches in a
+        sum, or a copy of the batch, are made with them or not at all. Local variables, such as a
+        metric's, are in no checkpoint.
 
         Args:
-          elements: what is fetched: nothing that trains.
+          elements: the fetched elements, none of which trains.
           fed: tensors computed within the step that the run feeds.
         """
         once = [each for each in each_once(elements) if not _is_ours(each)]
         updates = _Updates(self._graph)
         others = {id(each) for each in writing_among(once, self._graph, fed)}
         if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
-            return []  # as in most runs that train nothing: one look at all is the quickest
+            return []  # as most runs that train nothing: one look at all is quickest
         steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
         computed = [updates.computed(step) for step in steps]
         writing = [set(updates.writing(step)) for step in steps]
         held: Set[tf.Operation] = set()
         if any(map(_is_float, set().union(*computed))):
             held.update(*(ops for ops, variables in zip(writing, computed) if variables))
-        if held:  # all that the run writes, or nothing, but for constants
+        if held:  # hold all that the run writes, except constants
             held.update(*(filter(updates.is_given, ops) for ops in writing))
         held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
         # What comes after such a write is to come after the gate's, with what it writes itself.
@@ -102,7 +102,7 @@ class OwnUpdates:
 
         Raises:
           UnguardedUpdateError: if something that they write can be neither held back nor put back,
-            or if the script builds updates in turn with running them, without an end.
+            or if the script keeps building updates between its runs.
         """
         step = graphs.ancestors_beyond(fed, map(op_of, elements))
         updates = _Updates(self._graph)
@@ -167,11 +167,11 @@ class _Updates:
         self._local = graphs.local_in(graph) - {variable.op for variable in listed}
 
     def writing(self, step: Iterable[tf.Operation]) -> List[tf.Operation]:
-        """Those of the ops that write what checkpoints may hold."""
+        """The ops that write values which checkpoints may hold."""
         return [op for op in step if self._kept_of(op) or _inserts(op)]
 
     def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
-        """The ops of the variables and tables that are computed; none among initial values."""
+        """The ops of the variables and tables with computed values; none with initial values."""
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
@@ -181,22 +181,22 @@ class _Updates:
         return found
 
     def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
-        """Those variables that an op writes which are not local."""
+        """The variables that an op writes, without local ones."""
         return [each for each in self._writes.variables(op) if each not in self._local]
 
     def is_given(self, write: tf.Operation) -> bool:
-        """Whether something enters what is written that may be another in each run."""
+        """Whether the written value depends on anything that may differ between runs."""
         sources = graphs.ancestors(self._values_of(write), needs=_data_of)
         return any(op.type in graphs.VARIABLES or is_drawn(op) for op in sources)
 
     def _computes(self, write: tf.Operation) -> bool:
-        """Whether what is written is computed, and not only passed on."""
+        """Whether the written value is computed, and not only passed on."""
         if graphs.changes_value(write) or self._writes.is_opaque(write):
             return True
         return not all(map(_passes_on, graphs.ancestors(self._values_of(write), needs=_data_of)))
 
     def _values_of(self, write: tf.Operation) -> List[tf.Operation]:
-        """The ops of what a write takes, but for what it writes to."""
+        """The ops of a write's inputs, except the variable or table that it writes."""
         if _inserts(write):
             return [write.inputs[2].op]
         into = self._writes.inputs(write)
@@ -221,7 +221,7 @@ def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
 
 
 def _passes_on(op: tf.Operation) -> bool:
-    """Whether the floats that an op puts out are floats that it takes, or begin with it."""
+    """Whether the floats that an op returns are its inputs, or begin with it."""
     if not any(map(graphs.is_float, op.outputs)) or not op.inputs:
         return True
     if op.type == 'Cast':

@@ -7,9 +7,9 @@ from slimguard.graph.sessions import REPLACES
 
 
 def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
-    """What we keep on an object of TensorFlow's, made when it is first asked for.
+    """A value that we keep on an object of TensorFlow, made when it is first asked for.
 
-    It refers to the object in turn, so that a dictionary of ours would keep both for ever.
+    The value refers to the object in turn, so a dictionary of ours would keep both for ever.
     """
     name = '_slimguard_' + name
     kept = getattr(thing, name, None)
@@ -20,12 +20,12 @@ def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
 
 
 def kept_already(thing: Any, name: str) -> Any:
-    """What `kept_on` keeps on an object, or None."""
+    """The value that `kept_on` keeps on an object, or None."""
     return getattr(thing, '_slimguard_' + name, None)
 
 
 class Patches:
-    """Replaces methods, and puts back what was there."""
+    """Replaces methods, and puts the originals back."""
 
     def __init__(self) -> None:
         self._replaced: List[Tuple[Any, str, Any]] = []
@@ -50,12 +50,12 @@ class Patches:
         self.replace(owner, name, method)
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
-        """Replaces what a class or module itself has under a name."""
+        """Replaces an attribute that a class or module itself defines."""
         self._replaced.append((owner, name, vars(owner)[name]))
         setattr(owner, name, new)
 
     def wrap_in_all(self, base: type, name: str, around: Callable) -> None:
-        """Does the same in a class and in all its subclasses, also those that are yet to come."""
+        """Does the same in a class and in all its subclasses, also later ones."""
         for owner in _with_subclasses(base):
             self.wrap(owner, name, around)
         before = vars(base).get('__init_subclass__')

@@ -47,7 +47,7 @@ def _of_checkpoints() -> Dict[Callable, Callable]:
 
 
 def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) -> Optional[str]:
-    """The newest good checkpoint where `newest` is not; `newest` itself if there is none."""
+    """The newest good checkpoint, if `newest` is not good; `newest` itself if there is none."""
     if newest is None or latest_filename not in (None, 'checkpoint'):
         return newest
     try:

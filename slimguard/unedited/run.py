@@ -14,21 +14,21 @@ from slimguard.unedited import tf1_names
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _RUNPY = runpy.run_path.__code__.co_filename
-# The script's traceback does not show these: plain Python would not be there.
+# Files that the script's traceback leaves out: they would not be there under plain Python.
 _ALWAYS_HIDDEN = (
     *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_table.py', 'run.py')),
     _RUNPY,
 )
-# Nor all of slimguard, where it is not slimguard that failed.
+# The traceback also leaves out all of slimguard, unless slimguard itself failed.
 _OURS = os.path.join(os.path.dirname(_FOLDER), '')
 _OF_AN_INCIDENT = 'NanLossError'
 
-# What the script has left, which lives as long as the process, as under plain Python.
+# The script's globals, which live as long as the process, as under plain Python.
 _left: List[Dict[str, Any]] = []
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Does what ``python path arguments`` does. Exceptions of the script pass."""
+    """Does what ``python path arguments`` does. Exceptions of the script are raised."""
     sys.argv[:] = [path] + list(arguments)
     if sys.version_info >= (3, 9):
         path = os.path.abspath(path)
@@ -83,9 +83,9 @@ def _end_by_ctrl_c(said: str) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Sees to it that the traceback which Python is about to print begins in the script.
+    """Makes the traceback that Python is about to print begin in the script.
 
-    The exception itself goes its way, so that the interpreter ends as it does after any other.
+    The exception itself stays the same, so the interpreter ends as after any other.
     """
     show = sys.excepthook
 
@@ -100,7 +100,7 @@ def _hide_our_frames() -> None:
 
 
 def _drop_hidden_frames(error: BaseException) -> None:
-    """Takes our frames out of an exception's traceback, and out of those that led to it."""
+    """Removes our frames from an exception's traceback, and from those that led to it."""
     seen = set()  # of ids: a chain may lead back to where it began
     shown: Optional[BaseException] = error
     while shown is not None and id(shown) not in seen:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
 
 
 class RunOptions(NamedTuple):
-    """What a script is guarded by, in plain values: another process may be given it.
+    """The options for guarding a script, as plain values that another process can be given.
 
     Attributes:
       tf1: whether scripts get the names of TensorFlow 1.
@@ -35,13 +35,13 @@ class RunOptions(NamedTuple):
     arguments: Dict[str, Any]
 
     def guard(self, lent: contextlib.ExitStack, is_spawned: bool = False) -> Any:
-        """Guards what trains in this process from here on, and has it say a last line at its end.
+        """Guards trainings in this process from here on; at its end the process prints a last line.
 
-        To be called before TensorFlow is imported.
+        Call it before TensorFlow is imported.
 
         Args:
-          lent: takes back, when it is closed, what the process was given.
-          is_spawned: whether a process that was guarded so has spawned this one.
+          lent: undoes, when it is closed, the changes to the process.
+          is_spawned: whether a guarded process has spawned this one.
 
         Returns:
           The `Instrumentation`.
@@ -63,7 +63,7 @@ class RunOptions(NamedTuple):
         if not is_the_callers:
             lent.callback(instrumentation.uninstrument)
         seen = instrumentation.sessions.seen
-        # Said once all else is, a traceback among it.
+        # Printed after everything else, even a traceback.
         ending.Ending(seen).register(is_spawned)
         patches = Patches()
         lent.callback(patches.undo)
@@ -77,7 +77,7 @@ class RunOptions(NamedTuple):
 
 
 def quieted(lent: contextlib.ExitStack) -> None:
-    """Logs errors, and where the last good state is saved, and no more until `lent` is closed."""
+    """Until `lent` is closed, logs only errors, and where the last good state is saved."""
     from slimguard.training.stop_signals import SAVED_BY_SIGNAL
     from slimguard.training.training import SAVED
 

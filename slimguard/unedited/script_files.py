@@ -28,12 +28,12 @@ from slimguard.unedited.script_saves import ScriptSaves
 
 
 class ScriptFiles:
-    """Notes where a script saves, and lets its savers publish nothing that is not finite.
+    """Notes where a script saves, and makes its savers refuse checkpoints that are not finite.
 
     Args:
-      logdir: where records and bundles are to go; None for where the script saves.
-      lock: held where threads may meet: a Supervisor saves from a thread of its own.
-      seen: knows the guarded steps, and is told of saves that are refused.
+      logdir: the folder for records and bundles; None for the folder where the script saves.
+      lock: held around saves, since a Supervisor saves from a thread of its own.
+      seen: the account, which knows the guarded steps and notes refused saves.
 
     Attributes:
       newest: the checkpoint with a whole state, of whichever graph, that was saved last, or None.
@@ -92,7 +92,7 @@ class ScriptFiles:
             self._note_earlier(saver, sess.graph, files.as_path(save_path, 'save_path'))
 
     def _note_earlier(self, saver: tf1.train.Saver, graph: tf.Graph, restored: str) -> None:
-        """Notes what an earlier run of the script has saved until what it resumes from."""
+        """Notes the checkpoints of an earlier run, up to the one from which the script resumes."""
         if self.saves_of(graph).newest or not _restores_all(saver, graph, restored):
             return
         try:
@@ -145,7 +145,7 @@ def _size_of(prefix: str) -> int:
 
 
 def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
-    """Whether a saver restores all that a checkpoint holds, and that is all that the graph has."""
+    """Whether a saver restores all of a checkpoint, which holds all variables of the graph."""
     restore = graph.get_operation_by_name(saver.as_saver_def().restore_op_name)
     restores = [op for op in graphs.ancestors([restore]) if op.type == 'RestoreV2']
     names = [tf.get_static_value(op.inputs[1]) for op in restores]

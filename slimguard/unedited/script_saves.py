@@ -20,10 +20,10 @@ from slimguard.checkpoints.rollback import (
     those_left_last,
 )
 
-# Beside the state files of the script, which go on naming what the script means by its newest.
+# Beside the script's own state files, which still name what the script calls its newest checkpoint.
 _STATE_FILE = 'checkpoint.slimguard-last'
 
-# So many of the checkpoints that were saved are looked at.
+# At most so many saved checkpoints are examined.
 _MOST = 20
 
 
@@ -32,19 +32,19 @@ class _Call(NamedTuple):
 
     save_path: str  # absolute: the script may go to another directory
     global_step: Any
-    args: Tuple[Any, ...]  # those after global_step
+    args: Tuple[Any, ...]  # the arguments after global_step
     kwargs: Dict[str, Any]
 
 
 class _Saved(NamedTuple):
-    """A checkpoint of the script's.
+    """A checkpoint of the script.
 
     Attributes:
-      saver: what saved it, or restored it.
+      saver: the saver that saved it, or restored it.
       prefix: its path.
       size: how many variables are in it.
-      number: that in its name, if the script gave it as a number.
-      steps: by train op, how many there had been by then.
+      number: the number in its name, if the script gave one.
+      steps: by train op, the number of steps so far.
       call: how it was saved; None if an earlier run of the script did it.
     """
 
@@ -57,10 +57,10 @@ class _Saved(NamedTuple):
 
 
 class ScriptSaves:
-    """The checkpoints that hold the whole state of a graph; a script may save a part as well.
+    """The checkpoints that hold the whole state of a graph; a script may also save parts.
 
     Args:
-      steps: gives, by train op, how many guarded steps there have been.
+      steps: returns, by train op, the number of guarded steps so far.
 
     Attributes:
       why_not: why `again` returned None, if it did.
@@ -78,7 +78,7 @@ class ScriptSaves:
 
     @property
     def savers(self) -> Dict[str, tf1.train.Saver]:
-        """By prefix, what restores a checkpoint; the oldest first."""
+        """By prefix, the saver that restores a checkpoint; the oldest first."""
         return {each.prefix: each.saver for each in self._known}
 
     def note(
@@ -93,7 +93,7 @@ class ScriptSaves:
         self._note(_Saved(saver, saved, size, number, dict(self._steps()), call))
 
     def note_restored(self, saver: tf1.train.Saver, prefixes: List[str], size: int) -> None:
-        """Notes what earlier runs saved, the newest last, from which the script goes on."""
+        """Notes the checkpoints of earlier runs, the newest last; the script resumes from it."""
         for prefix in prefixes:
             number = prefix.rpartition('-')[2]  # which may count steps
             known = int(number) if number.isdigit() else None
@@ -106,16 +106,16 @@ class ScriptSaves:
             self._known = [*known[1 - _MOST :], saved]
 
     def again(self, session, is_to_be_found: bool = False) -> Optional[str]:
-        """Saves the state as it is now, as the script did last. Returns the checkpoint, or None.
+        """Repeats the script's last save with the present state. Returns the checkpoint, or None.
 
-        Nothing that is there is overwritten, or deleted but for what the script's own next save
-        would delete. A number that counts steps goes on by the steps since then. Where the number
-        counts something else, or there is none, the checkpoint is called ``...-last``, and the
-        script's state file does not name it.
+        It overwrites nothing, and deletes only what the script's own next save would delete. A
+        number that counts steps grows by the steps since then. If the number counts something else,
+        or there is none, the checkpoint is called ``...-last``, and the script's state file does
+        not name it.
 
         Args:
           session: the session.
-          is_to_be_found: whether to save nothing, and return None, where that would be so.
+          is_to_be_found: whether to save nothing, and return None, rather than make a ``...-last``.
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:
@@ -135,14 +135,14 @@ class ScriptSaves:
             )
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number
-        # The same ops, and a list of its own: the script's saver would delete its oldest.
+        # The same ops, but another list of checkpoints: the script's saver would delete its oldest.
         saver = tf1.train.Saver(saver_def=last.saver.saver_def)
         return saver.save(session, path + end, latest_filename=_STATE_FILE)
 
     def _counts_steps(self) -> bool:
-        """Whether the script's number grows as its steps do, from one save to the next.
+        """Whether the script's number grows with its steps, from one save to the next.
 
-        Or since what it restored, or from none.
+        The first save is compared with the restored checkpoint, or with zero steps.
         """
         *before, last = self._known
         if last.number is None:
@@ -161,7 +161,7 @@ def _steps_between(before: Dict[str, int], after: Dict[str, int]) -> int:
 
 
 class ScriptRestorer(FirstStateRestorer):
-    """Goes back to the newest good checkpoint of a script's, or to before the first step.
+    """Restores the newest good checkpoint of a script, or the state before its first step.
 
     Args:
       saves: the checkpoints.

@@ -162,14 +162,14 @@ class ScriptSession:
     """A session of the script, and what watches its steps.
 
     Attributes:
-      training: what is done for the training besides its steps.
+      training: does the work of the training besides its steps.
     """
 
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
         self._session = _OfTensorFlow(session, run)
         self._watcher = watcher
         self.training = watcher.training
-        # What replaced a session's `run` is not to be gone past.
+        # If other code has replaced the session's `run`, that code must stay in use.
         is_own = tf_callers.is_method_of_sessions(run)
         self._runs = PreparedRuns(prepares=lambda session: is_own)
         self._steps: Dict[GuardedStep, HookedStep] = {}
@@ -179,10 +179,10 @@ class ScriptSession:
         watcher.runs.watch(self._session)
 
     def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
-        """Runs a step behind its gates, in its turn, and lets the policy act.
+        """Runs a step behind its gates when it has the turn, and lets the policy act.
 
         Returns:
-          What the script fetched.
+          The values that the script fetched.
         """
         try:
             with OWN_WORK:
@@ -204,7 +204,7 @@ class ScriptSession:
         return mine
 
     def release(self) -> None:
-        """No longer watches."""
+        """Stops watching."""
         self._watcher.end(self._session)
 
 
@@ -218,11 +218,11 @@ _IN_A_THREAD = (
 class _OfTensorFlow(SessionWrapper):
     """A session of the script, with TensorFlow's own `run`.
 
-    A subclass of the script's may have another, which has been called already.
+    A subclass in the script may have a `run` of its own, which has been called already.
     """
 
     def __init__(self, session, run: Callable):
-        # Not the session itself: it is what this is kept by.
+        # A proxy, because the session is the weak key under which this object is kept.
         SessionWrapper.__init__(self, weakref.proxy(session))
         self._run = run
 

@@ -20,10 +20,10 @@ from slimguard.unedited.patches import Patches
 
 
 class _OfSession:
-    """The last good steps of one session that no writer has yet; by what their tags begin with.
+    """The last good steps of one session that no writer has written yet, by prefix of their tags.
 
-    They all go to one folder. A script that has writers for training and for testing uses that of
-    the training after its steps, and that of the tests may come at any time.
+    They all go to one folder. If a script has writers for training and for testing, it uses the one
+    for training after its steps, and the one for tests at any time.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class _OfSession:
 
 
 class ScriptSummaries:
-    """Knows which session the summaries that a script writes are of, and adds to them."""
+    """Knows to which session the summaries of a script belong, and adds to them."""
 
     def __init__(self) -> None:
         self._known: Any = weakref.WeakKeyDictionary()  # the _OfSession of each session
         self._here = threading.local()
-        self._last: Callable[[], Any] = lambda: None  # the session that was first to train last
+        self._last: Callable[[], Any] = lambda: None  # the session that began to train last
 
     def install(self, patches: Patches) -> None:
         """Begins to listen."""
@@ -68,7 +68,7 @@ class ScriptSummaries:
         patches.wrap(owner, 'add_summary', self._add)
 
     def note_run(self, session) -> None:
-        """Notes that this thread runs something in a session: what it writes next is of that."""
+        """Notes that this thread runs something in a session: its next summaries belong to that."""
         self._here.session = weakref.ref(session)
 
     def of(self, session) -> Callable[[str], Callable[[np.ndarray], None]]:
@@ -89,7 +89,7 @@ class ScriptSummaries:
 
 
 def _is_a_rate(summary: Any) -> bool:
-    """Whether it is what a step counter of TensorFlow's writes, and no summary of the script's."""
+    """Whether a step counter of TensorFlow wrote it, and not the script."""
     if not isinstance(summary, tf1.Summary):
         return False
     tags = [value.tag for value in summary.value]

@@ -23,8 +23,8 @@ class SharedUpdates:
 
     Args:
       graph: the graph.
-      notes: what the optimizers have made.
-      gradient_writes: the updates that are written by hand.
+      notes: the results of the optimizers.
+      gradient_writes: the hand-written updates.
     """
 
     def __init__(self, graph: tf.Graph, notes: OptimizerNotes, gradient_writes: GradientWrites):
@@ -35,11 +35,11 @@ class SharedUpdates:
     def by_update(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()
     ) -> List[List[TrainOp]]:
-        """The elements that train; in one list, those that need the same update.
+        """The elements that train, in lists of those that need the same update.
 
         Args:
           elements: what a run fetches.
-          fed: the tensors computed within the step that it feeds.
+          fed: the computed tensors of the step that it feeds.
         """
         found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         for element, needed in self._needed_by(elements, fed):
@@ -60,14 +60,15 @@ class SharedUpdates:
         fed: Sequence[tf.Tensor],
         gated_writes: Callable[[Sequence[TrainOp]], Set[tf.Operation]],
     ) -> List[List[TrainOp]]:
-        """The same groups, with all elements that write, or wait for, what a gate of one writes.
+        """The same groups, each with all elements that make, or wait for, a write of its gate.
 
-        A gate runs clones of what it holds back. Fetched beside it, the original would run as well,
-        past the gate: an average that the train op updates too, a loss that waits for a write, a
-        counter that two train ops share. So these are fetched through the gate.
+        A gate runs clones of the writes it holds back. If a run also fetches such a write, the
+        original would run as well, past the gate: an average that the train op also updates, a loss
+        that waits for a write, a counter that two train ops share. So these are fetched through the
+        gate.
 
         Args:
-          groups: the elements that one gate is to be of, in lists.
+          groups: lists of elements; each list gets one gate.
           elements: what a run fetches.
           fed: as for `by_update`.
           gated_writes: gives the writes that a gate of some elements runs clones of.
@@ -125,7 +126,7 @@ class SharedUpdates:
 
 
 def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
-    """Where to look for what an element updates; None if it is one of ours that guards nothing."""
+    """The op to search for an element's updates; None if it is one of ours that guards nothing."""
     original = gates.original_of(element)
     if original is element and op_of(element).name.startswith(graphs.OURS):
         return None
@@ -141,7 +142,7 @@ def element_key(element: TrainOp) -> Any:
     return element if isinstance(element, tf.Operation) else key(element)
 
 
-# How many ops that a script built around an update are guarded before one of them runs.
+# How many ops built around an update are guarded before one of them runs.
 _MOST_ENDS = 4
 
 
@@ -156,15 +157,16 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         after = [taker for tensor in op.outputs for taker in tensor.consumers()]
         after += tf_private.ops_waiting_for(op)
         after = [each for each in after if not each.name.startswith(graphs.OURS)]
-        # A queue runner fills queues in a thread of its own. SyncReplicasOptimizer's chief updates
-        # so; its workers wait for the tokens that follow, which a gate of all of it would keep from
-        # them. So the update is guarded with the train op of the workers.
+        # A queue runner fills queues in a thread of its own. In this way the chief of a
+        # SyncReplicasOptimizer makes its update; the workers wait for the tokens that follow. A
+        # gate around all of it would keep the tokens from them, so the update is guarded with the
+        # workers' train op.
         if (not after or op in wanted) and not graphs.is_enqueue(op):
             is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
             ends.append(op.outputs[0] if is_value else wanted.get(op, op))
         waiting.extend(each for each in after if each not in seen)
         seen.update(after)
-    if len(ends) > _MOST_ENDS:  # a write to a resource variable makes a read that few ask for
+    if len(ends) > _MOST_ENDS:  # a resource write makes a read, which few fetch
         ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
     if len(ends) <= _MOST_ENDS:
         return ends

@@ -40,8 +40,8 @@ def is_native() -> bool:
 def install() -> None:
     """Gives the script the names of TensorFlow 1, and turns the behaviour of version 2 off.
 
-    Puts numpy's old names back, too.
-    To be called before TensorFlow is imported. Does nothing on TensorFlow 1.x.
+    Puts numpy's old names back, too. Call it before TensorFlow is imported. Does nothing on
+    TensorFlow 1.x.
     """
     # tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as they were.
     if importlib.util.find_spec('tf_keras') is not None:
@@ -64,10 +64,10 @@ def uninstall() -> None:
 
 
 def let_flags_be_redefined() -> None:
-    """Lets scripts define flags that absl has taken for itself, such as ``log_dir``.
+    """Lets scripts define flags that absl now defines itself, such as ``log_dir``.
 
-    TensorFlow 1 had flags of its own; absl's, which replaced them, do not like to be defined twice.
-    To be called once TensorFlow is imported.
+    TensorFlow 1 had flags of its own; absl's, which replaced them, cannot be defined twice. Call it
+    once TensorFlow is imported.
     """
     from absl import flags
 
@@ -141,7 +141,7 @@ class Placeholder(types.ModuleType):
 
 
 def _find(package: str, name: str) -> Any:
-    """What a name in a package of TensorFlow 1 stands for.
+    """The object that a name in a package of TensorFlow 1 stands for.
 
     Raises:
       AttributeError: names it, and what replaced it.
@@ -159,13 +159,13 @@ def _find(package: str, name: str) -> Any:
         except AttributeError:
             pass
     if package == 'tf.contrib' and can_be_imported(full_name):
-        return placeholder(full_name)  # it was there without an import of its own
+        return placeholder(full_name)  # it was there without an import of the script
     raise AttributeError(explain(full_name))
 
 
 @functools.lru_cache(maxsize=None)
 def _places(package: str) -> Tuple[Any, ...]:
-    """The places of a package's names, those that this TensorFlow has."""
+    """The places of a package's names that this TensorFlow has."""
     places = []
     for home in TABLE[package]:
         try:
@@ -176,7 +176,7 @@ def _places(package: str) -> Tuple[Any, ...]:
 
 
 def _resolve(home: str) -> Any:
-    """What an entry in the right column of the table stands for.
+    """The object that an entry in the right column of the table stands for.
 
     Raises:
       AttributeError: if this TensorFlow does not have it.
@@ -211,7 +211,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _import(name, globals=None, locals=None, fromlist=(), level=0):
-    """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
+    """Replaces the builtin `__import__`: decides which TensorFlow the importer gets."""
     if level or name.partition('.')[0] != 'tensorflow':
         return _builtin_import(name, globals, locals, fromlist, level)
     if not _is_for_us(globals or {}):
@@ -259,12 +259,12 @@ def _import_path(full_name: str) -> Any:
 
 
 def _why(full_name: str, error: AttributeError) -> str:
-    """Of tf.contrib it is known what replaced it, and not to the libraries that have the rest."""
+    """Why a name is missing: our explanation below tf.contrib, else the error of the library."""
     return explain(full_name) if full_name.startswith('tf.contrib.') else str(error)
 
 
 def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.ModuleType:
-    """A module for one ``from module import ...``: to the module itself nothing is added."""
+    """A stand-in for a module in one ``from module import ...``; the module itself is unchanged."""
     holder = types.ModuleType(module.__name__)
     vars(holder).update(placeholders, __getattr__=functools.partial(getattr, module))
     return holder
@@ -290,17 +290,17 @@ _scripts_file = ''
 
 
 def note_module(name: str) -> None:
-    """Notes which module is going to be the script, before anything of it is imported."""
+    """Notes which module will be the script, before any part of it is imported."""
     global _scripts_file
     try:
         spec = importlib.util.find_spec(name.partition('.')[0])
-    except ValueError:  # of a module that is there, and says not whence
+    except ValueError:  # the module has no `__spec__`
         spec = None
     _scripts_file = '' if spec is None else spec.origin or ''
 
 
 def _installed_as(file: Optional[str]) -> Optional[str]:
-    """The package, or the module, that a file is of in a folder of installed ones; else None."""
+    """The installed package or module to which a file belongs; None if it is not installed."""
     folders = (os.path.abspath(file) if file else '').split(os.sep)
     for number, folder in enumerate(folders[:-1]):
         if folder in ('site-packages', 'dist-packages'):

@@ -51,10 +51,10 @@ from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_
 
 
 class Gated(NamedTuple):
-    """Those of the elements fetched in a run that need the same update, and its gate.
+    """The fetched elements of a run that need the same update, and its gate.
 
     Attributes:
-      beside: those of the elements that only write, where others train.
+      beside: the elements that only write, if others train.
     """
 
     gate: Gate
@@ -63,14 +63,14 @@ class Gated(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the train op that the script fetches, or of what was guarded to make it."""
+        """The name of the train op that the script fetches, or of the op from which it was made."""
         return name_of(self.elements[0])
 
 
 def name_of(train_op: TrainOp) -> str:
-    """What a script calls a train op; not the name of our op that guards it."""
+    """The script's name of a train op, not the name of our op that guards it."""
     op = op_of(gates.original_of(train_op))
-    # What `assign_sub` of a resource variable gives is read after the write.
+    # The value of `assign_sub` of a resource variable is read after the write.
     writes = op.control_inputs if op.type == 'ReadVariableOp' else []
     return writes[0].name if writes else op.name
 
@@ -100,7 +100,7 @@ class GuardedStep:
 
         Args:
           fetches: what the script fetches.
-          parts: what trains, or else writes, among it; at least one.
+          parts: the elements that train, or else write; at least one.
           graph: the graph.
           trains: whether it trains.
         """
@@ -122,7 +122,7 @@ class TrainSteps:
 
     Args:
       graph: the graph; finalized or not.
-      notes: what the optimizers have made.
+      notes: the results of the optimizers.
       max_loss: a larger loss is a bad step; None for no limit.
       on_refusal: called with the name of an update that cannot be guarded, and why not.
       on_no_loss: called with the name of a train op whose loss is not known, and why, or ''.
@@ -141,7 +141,7 @@ class TrainSteps:
         self._max_loss = max_loss
         self._on_refusal = on_refusal
         self._on_no_loss = on_no_loss
-        self._version = -1  # of the graph when all in it was guarded
+        self._version = -1  # the graph's version when all its train ops were guarded
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
         self._updates = SharedUpdates(graph, notes, self._gradient_writes)
@@ -149,7 +149,7 @@ class TrainSteps:
         self._steps = RunKinds()
 
     def prepare(self) -> None:
-        """Guards what was built since the last time. To be called before every run of a session."""
+        """Guards the train ops built since the last call. Call it before every run of a session."""
         if self._graph.version == self._version:
             return
         new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
@@ -159,7 +159,7 @@ class TrainSteps:
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
-        if has_token_queue(self._graph):  # a chief's is guarded with the train op of its workers
+        if has_token_queue(self._graph):  # a chief's is guarded with its workers' train op
             new = [update for update in new if not takes_accumulated(op_of(update))]
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
@@ -167,7 +167,7 @@ class TrainSteps:
         self._version = self._graph.version
 
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
-        """Guards what was built around new updates, before a session has seen it."""
+        """Guards ops that were built around new updates, before a session has seen them."""
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 if is_made_inside(end):
@@ -203,7 +203,7 @@ class TrainSteps:
         return step
 
     def names_of_updates(self, fetches) -> List[str]:
-        """The names of those of `fetches` that train, or else write, and that have no gate."""
+        """The names of the elements of `fetches` that train, or else write, without a gate."""
         elements = fetched_elements(fetches, self._graph)
         together = [each for group in self._updates.by_update(elements) for each in group]
         together = together or self._own_updates.among(elements)
@@ -218,7 +218,7 @@ class TrainSteps:
         parts, training = [], []
         for together in self._updates.by_update(elements, fed):
             watched = [part for part in map(_gated, together) if _is_watched(part, elements)]
-            if watched:  # by a hook of the script's own, which names what goes past that gate
+            if watched:  # by a hook of the script, which names the writes beside that gate
                 parts += watched
             else:
                 training.append(together)
@@ -251,7 +251,7 @@ class TrainSteps:
         fed: Sequence[tf.Tensor],
         guard: Optional[Callable[..., gates.Gate]] = None,
     ) -> Optional[Gated]:
-        """What is fetched together, behind its gate; None if it cannot be guarded."""
+        """The elements fetched together, behind their gate; None if they cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
                 made = Gated((guard or self._guard)(together, fed), together)
@@ -272,7 +272,7 @@ class TrainSteps:
         elements: Sequence[TrainOp],
         fed: Sequence[tf.Tensor],
     ) -> List[List[TrainOp]]:
-        """The groups, with what else is fetched and would run what their gates hold back."""
+        """The groups, with other fetched elements that would run writes held by their gates."""
 
         def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
             try:
@@ -300,14 +300,14 @@ class TrainSteps:
         elements: Sequence[TrainOp],
         training: Sequence[List[TrainOp]],
     ) -> List[TrainOp]:
-        """The elements that write with the batch of the first that train, and do not train."""
+        """The elements that do not train, but write with the batch of the first that train."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
         return written_beside(others, training[0], self._on_refusal)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
-        """The gate of what is fetched together; a gate of one of them is not in use then."""
+        """The gate of elements fetched together, which replaces a gate of one of them."""
         train_op, loss, max_loss, values = self._to_guard(elements, fed)
         try:
             return guard_with_values(train_op, loss, max_loss, values, fed)
@@ -324,19 +324,19 @@ class TrainSteps:
         if fed or is_sum:
             train_op = _group(map(op_of, elements), self._graph)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
-        if known is not None:  # an op at the end, of which the value was not asked for then
+        if known is not None:  # an op whose value was not asked for at that time
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
         loss = self._notes.loss_of(train_op, fed)
         max_loss = self._max_loss
-        for own in owns:  # what the script said itself
+        for own in owns:  # settings of the script's own `guard`
             loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
         return _ToGuard(train_op, loss, max_loss, values)
 
 
 class _ToGuard(NamedTuple):
-    """The arguments of `guard_with_values` for what is fetched together."""
+    """The arguments of `guard_with_values` for elements that are fetched together."""
 
     train_op: TrainOp
     loss: Optional[tf.Tensor]
@@ -351,7 +351,7 @@ def _gated(element: TrainOp) -> Optional[Gated]:
 
 
 def _is_watched(part: Optional[Gated], elements: Sequence[TrainOp]) -> bool:
-    """Whether a run fetches, beside a guarded train op, what its gate tells a hook."""
+    """Whether a run fetches, beside a guarded train op, the tensors that its gate has for hooks."""
     return part is not None and any(each.name in part.gate.untold.counts for each in elements)
 
 
@@ -361,7 +361,7 @@ def _is_left_alone(op: tf.Operation) -> bool:
 
 
 def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
-    """What is guarded: the element that needs all others, or a group of them."""
+    """The train op to guard: the element that needs all others, or a group of them."""
     own = {op_of(element) for element in elements}
     for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
         if own <= set(graphs.ancestors([op_of(element)])):

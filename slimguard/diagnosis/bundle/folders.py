@@ -21,11 +21,11 @@ from slimguard.system import files
 _NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
 _TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
 _LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
-# So many seconds after its last file was written, nobody is writing a folder any more.
+# So many seconds after its last file was written, no process is still writing a folder.
 _ABANDONED = 3600.0
 
-# The bundles that this process made. The record names them for good, so a name that was removed
-# is not used again.
+# The bundles that this process made. The record names them for good, so the name of a removed
+# bundle is not used again.
 _made: Set[str] = set()
 
 
@@ -96,7 +96,7 @@ def _make(path: str) -> bool:
 
 
 def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
-    """Removes bundles beyond `most`: first those of a kind that an older one has, then the oldest.
+    """Removes bundles beyond `most`: first those that repeat an older one's kind, then the oldest.
 
     `kept` stays in any case. Unfinished bundles go as well, of processes that were killed an hour
     ago or more.

@@ -8,7 +8,7 @@ import tensorflow as tf
 from slimguard.diagnosis.capture import Capture
 from slimguard.graph import single_runs
 
-# Each run of a session that fetches something new takes a good part of a second in a large graph.
+# In a large graph, each run that fetches something new takes a good part of a second.
 _VARIABLE_BYTES = 256 << 20
 _UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 

@@ -111,7 +111,7 @@ class Step:
         return list(self._givens.get(key(tensor), ()))
 
     def needs(self, op: tf.Operation) -> Iterator[tf.Operation]:
-        """The ops that an op needs, and those that the values fed to it were computed from."""
+        """The ops that an op needs, and the ops that computed the values fed to it."""
         yield from graphs.needs(op)
         for tensor in op.inputs:
             yield from (given.op for given in self.givens_of(tensor))

@@ -6,7 +6,7 @@ The files, in the order of a step:
     fast_path.py          sums of squares, the cheap check that nearly every step passes, the limits
     exact_checks.py       the exact checks before and after the update
     flags.py              what checks found: flags, each with a label, and a sentence made of them
-    ranks.py              tells all processes that train together what one of them found
+    ranks.py              sends the findings of one process to all that train together
     rank_libraries.py     finds such processes: Horovod's, or those of a strategy
     gated_clones.py       creates the gated ops a second time, behind a switch
     outcome.py            the tensors to fetch: how a step ended, what it returns, its measures

@@ -141,13 +141,13 @@ def announce(
     untold: Untold,
     undone: tf.Tensor,
 ) -> tf.Tensor:
-    """Prints or raises after a bad step, or keeps what there is to tell for a session's watcher.
+    """Prints or raises after a bad step, or keeps its report for a watcher of the session.
 
     Args:
       plan: the plan of the gate.
       flags: the flags of the step.
       watched: bool scalar, whether neither to print nor to raise.
-      untold: keeps it, in a session that is watched.
+      untold: keeps the report, in a session that is watched.
       undone: a token that arrives after a bad step, when all variables are as they were.
 
     Returns:
@@ -161,7 +161,7 @@ def announce(
     with tf.control_dependencies([loud]):
         told = _print(plan, flags, loud)
         if plan.step.raises:
-            # The line comes first: TensorFlow's error puts a page of its own before the labels.
+            # The line comes first: TensorFlow's error prints a page of its own before the labels.
             with tf.control_dependencies([told]):
                 told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]

@@ -99,7 +99,7 @@ class Decision(NamedTuple):
 
 
 class _After(NamedTuple):
-    """What is known after the update, or after it was refused.
+    """The tokens and findings after the update, or after its refusal.
 
     `fast_ran` arrives on the fast path, and only there; the other fields are dead then.
     """

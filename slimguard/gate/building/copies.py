@@ -79,7 +79,7 @@ def copy_ahead(
 ) -> Copies:
     """Copies the variables of forward writes, and makes the writes wait for the copies.
 
-    If a write waits already for a copy made for another train op, that copy serves this gate too.
+    If a write already waits for a copy made for another train op, this gate uses that copy.
     """
     copies: Copies = {}
     for variable, writes in put_back.items():
@@ -99,8 +99,8 @@ def copy_ahead_of_others(graph: tf.Graph) -> None:
     """Makes further updates of the copied variables wait for their copies, too.
 
     A model that is built a second time, for an evaluation, updates the same moving averages by ops
-    of its own. This leaves out ops that a session has seen, initial values, and other writes that
-    do not depend on the old value.
+    of its own. Left out: ops that a session has seen, initial values, and other writes that do not
+    depend on the old value.
     """
     known = copies_ahead(graph)
     is_unseen = unseen_by_sessions(graph) if known else bool

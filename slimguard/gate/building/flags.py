@@ -1,6 +1,6 @@
 """What checks found: flags in the graph, each with a label; and a sentence made of the labels.
 
-Nothing is decided here. The graph decides, by what builder.py put there.
+Nothing is decided here: the ops that builder.py adds to the graph decide.
 """
 
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -75,8 +75,8 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
 
     Args:
       labels: the labels of all that was bad.
-      limits: by kind, 'limit' or 'norm', what to say of a number above its limit, if the caller
-        knows more of it than a gate does; '' to say nothing.
+      limits: by kind, 'limit' or 'norm', a text about a number above its limit, if the caller knows
+        more about it than the gate; '' for no text.
     """
     limits = limits or {}
 
@@ -99,7 +99,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
         parts.append('not finite already before this step: ' + named('before', 'state'))
     elif named('state', 'written') and not parts:
         parts.append('not finite once updated: ' + named('state', 'written'))
-    elif named('state'):  # not 'written': the value that the forward pass wrote is named above
+    elif named('state'):  # not 'written': the forward pass wrote it, and is named above
         parts.append('not finite once updated: ' + named('state'))
     where = ' (on %s)' % named('rank') if named('rank') else ''
     names = (label.name for label in labels if label.kind != 'rank')

@@ -22,7 +22,7 @@ class _BackEdge(NamedTuple):
 
 
 class GatedClones:
-    """Creates the gated ops a second time, to run only if the update may go.
+    """Creates the gated ops a second time, to run only if the update is allowed.
 
     Args:
       plan: the plan of the gate.
@@ -66,7 +66,7 @@ class GatedClones:
         return ops.create_like(op, inputs, controls, '_' + self._go.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
-        """The ops to wait for so that the clone is dead if `go` is; none if an input is then."""
+        """The ops that make the clone dead if `go` is; none if an input is dead then, too."""
         if op.type in _MERGES:
             return []  # it is alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)

@@ -1,6 +1,6 @@
 """Finds out whether the ranks of Horovod or of TensorFlow share a step: :func:`ranks_of`.
 
-The graph, and the library of its collectives, tell it.
+It reads the graph, and asks the library of its collectives.
 """
 
 import collections
@@ -59,12 +59,12 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
 
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
         # Ranks find each other by the names of ops. In a scope named for the train op the names are
-        # the same even if one rank guards something more.
+        # the same even if one rank guards more.
         with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
             return hvd.allreduce(tf.identity(vector, name), op=hvd.Sum)
 
     def exchange(subject: str, text: str) -> List[str]:
-        # It may be called in the midst of a step, which has taken all threads there are.
+        # This may be called in the middle of a step that has taken all threads.
         config = tf1.ConfigProto(device_count={'GPU': 0}, use_per_session_threads=True)
         with OWN_WORK, tf.Graph().as_default(), tf1.Session(config=config) as session:
             return hvd.allgather_object(text, session, OURS + subject)

@@ -7,8 +7,8 @@ that decides about it goes through a collective of our own: whether the step tak
 and, off the fast path, what each exact check found. The collective is a sum: of the ranks that say
 no; or of tables in which each rank fills its own row, so that all ranks know what each has found.
 
-The first such message of a step also says which signals a rank has heard, so that all end after the
-same step. Before its first one, each rank tells the others what it checks.
+The first such message of a step also says which signals a rank has received, so that all end after
+the same step. Before the first step, each rank sends the others what it checks.
 """
 
 import json
@@ -85,14 +85,14 @@ class Checks:
         self._words[train_op] = list(map(_in_words, labels))
 
     def require_same(self, train_op: str, exchange: Optional[Exchange]) -> None:
-        """Asks the other ranks, before the first step of a train op.
+        """Compares its checks with those of the other ranks, before the first step of a train op.
 
         Raises:
           ValueError: if another one checks other values.
         """
         if train_op in self._are_same or exchange is None:
             return
-        with self._lock:  # of two train ops in one run, other ranks may ask in another order
+        with self._lock:  # if one run has two train ops, other ranks may ask in another order
             if train_op in self._are_same:
                 return
             told = [json.loads(each) for each in exchange('checks', json.dumps(self._words))]
@@ -155,9 +155,9 @@ class Ranks(NamedTuple):
       size: how many there are.
       add: called with a float32 vector and a unique name; returns the sum of the vectors of all
         ranks. All ranks have to run it, or none.
-      exchange: tells the others something, in none of the training's sessions; None if that cannot
-        be.
-      signals: the signals that this process has heard.
+      exchange: sends a text to the others, outside the training's sessions; None if that is
+        impossible.
+      signals: the signals that this process has received.
       checks: what is checked in the steps of the graph.
       train_op: the name of the train op.
     """
@@ -176,11 +176,11 @@ class Ranks(NamedTuple):
 
     @property
     def end_together(self) -> bool:
-        """Whether a signal that one of them hears ends all of them."""
+        """Whether a signal to one rank ends all ranks."""
         return self.exchange is not None
 
     def all_of(self, flag: tf.Tensor, name: str) -> tf.Tensor:
-        """Whether a bool scalar is true on all ranks; the first thing that they tell in a step."""
+        """Whether a bool scalar is true on all ranks; this is their first message in a step."""
         if not self.are_several:
             return flag
         against = tf.cast(tf.logical_not(flag), tf.float32)
@@ -188,12 +188,12 @@ class Ranks(NamedTuple):
         return ops.none_of(tf.greater(total, 0.5))
 
     def any_of(self, flags: Flags, name: str, is_first: bool = False) -> Flags:
-        """The flags raised on any rank; and one for each rank that found what not all found.
+        """The flags raised on any rank, and a flag for each rank with findings that others lack.
 
         Args:
           flags: what is found here.
           name: of the message.
-          is_first: whether it is the first thing that the ranks tell in a step.
+          is_first: whether this is the ranks' first message in a step.
         """
         if not self.are_several or not (flags.labels or is_first):
             return flags
@@ -211,12 +211,12 @@ class Ranks(NamedTuple):
         return Flags([*flags.labels, *ranks], told)
 
     def note_checks(self, labels: Sequence[Label]) -> None:
-        """Notes what the flags of the step say, for the others to be told of."""
+        """Notes what the flags of the step stand for, to send it to the other ranks."""
         if self.are_several:
             self.checks.note(self.train_op, labels)
 
     def _first_sum(self, vector: tf.Tensor, size: int, name: str) -> tf.Tensor:
-        """As `add`, for the first message of a step: the signals that were heard go with it."""
+        """As `add`, for the first message of a step, which also carries the signals received."""
         if not self.end_together:
             return self.add(vector, name)
         with tf.device(processor_of(vector.device)):

@@ -28,7 +28,7 @@ class Check(NamedTuple):
 
 
 class GatedWrite(NamedTuple):
-    """What is known of a gated write before it runs.
+    """The properties of a gated write that are known before it runs.
 
     Attributes:
       op: the write.

@@ -42,8 +42,8 @@ def find_gated_ops(
       ValueError: if a placeholder is among them.
     """
     training = _find_training_writes(step) if left_alone is None else set()
-    # Gated before, gated here: in the forward pass, an op that waits for a guarded train op would
-    # run this as it is, and the new gate would run it again.
+    # Gated before, so gated here: in the forward pass, an op that waits for a guarded train op
+    # would run this op as it is, and the new gate would run it again.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training, loss) if left_alone is None else left_alone
     if not forward or left_alone is not None:
@@ -67,8 +67,8 @@ def find_gated_ops(
 def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
-    Any other write to a trainable variable updates a statistic that nobody has made untrainable.
-    If no training write is known, as with gradients of a `tf.GradientTape`, these are taken for it.
+    Any other write to a trainable variable updates a statistic whose variable was left trainable.
+    If no training write is known, as with gradients of a `tf.GradientTape`, these writes count.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}

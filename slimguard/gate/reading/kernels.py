@@ -18,8 +18,9 @@ from slimguard.graph import key
 
 _NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below one; numbers are compared in float64
 _ANY = (-1e12, 1e12)
-# The ranges of arguments in which kernels make finite numbers of small ones, the ends included.
-# Divisors are not so small that a gradient and a learning rate that pass the fast path overflow.
+# The ranges of arguments (both ends included) in which kernels make finite numbers of small ones.
+# Divisors are large enough that a gradient and a learning rate that pass the fast path do not
+# overflow.
 _RANGES: Dict[str, Tuple[float, float]] = {
     'beta': (0, 1),
     'beta1': (0, _NEARLY_ONE),
@@ -93,7 +94,7 @@ class Kernels:
         self._beginnings = Beginnings(step.graph)
 
     def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
-        """The ranges in which a kernel makes finite numbers of small ones; None if it may not."""
+        """The ranges in which a kernel makes finite numbers of small ones; None if it has none."""
         if 'CenteredRMSProp' in kernel.type:
             return None  # it takes the root of a difference, which rounding can make negative
         if not self._begins_above_zero(kernel):

@@ -1,7 +1,7 @@
-"""Late values: they are computed after a gated write, so they cannot be checked before it.
+"""Late values are computed after a gated write, so they cannot be checked before it.
 
-The values that they are computed from can be. :class:`LateValues` follows a late value back to
-these, as long as the ops in between make finite numbers of finite ones, but for sums that overflow.
+But their inputs can be checked. :class:`LateValues` follows a late value back to these, as long as
+the ops in between make finite numbers from finite ones, except for sums that overflow.
 
 Some writes of late values are known to stay finite, in any number of steps:
 
@@ -12,8 +12,8 @@ Some writes of late values are known to stay finite, in any number of steps:
   the step itself has made `m` of checked values, and `v` is never below zero. As a trial, a step of
   an embedding would take half as long again.
 
-Any other late write makes the step a trial, and so does one that reads a variable which the step
-does not write, since others may write anything to that; and a sum in float16, whose range is small.
+Any other late write makes the step a trial. So does a write that reads a variable which the step
+does not write, since others may write anything to it; and a sum in float16, whose range is small.
 In other dtypes variables are assumed to be smaller than half of the largest number, so that a
 difference of two is finite.
 """
@@ -65,7 +65,7 @@ class LateValues:
     def sources_of(self, tensor: tf.Tensor) -> Optional[List[tf.Tensor]]:
         """The tensors to check so that `tensor` is finite, or None if that is not enough.
 
-        For a tensor that is not late, the tensor itself. For a late one, those it is made of.
+        For a tensor that is not late, the tensor itself. For a late one, the tensors it is made of.
         """
         if tensor not in self:
             return [tensor]
@@ -222,7 +222,7 @@ class _LateWrites:
         if op.type == 'Sub' and graphs.constant_scalar(inputs[0]) == 1.0:
             return self._is_share(inputs[1])  # one minus a decay
         if factor in self._late:
-            if op.type == 'Minimum':  # of a decay, and a number that is less in the first steps
+            if op.type == 'Minimum':  # of a decay and a number that is smaller in the first steps
                 return self._is_share(inputs[0]) and self._is_never_negative(inputs[1])
             return op.type == 'Cast' and self._is_share(inputs[0])
         if graphs.variable_read(factor) in self._writes:
@@ -299,7 +299,7 @@ class _LateWrites:
         return op.type == 'Square' or (op.type == 'Sub' and self._is_share(tensor))
 
     def _is_variable_never_negative(self, variable: tf.Operation) -> bool:
-        """Whether it begins so, and all values written to it are so, as may be its old value."""
+        """Whether its first value and all values written to it are not negative."""
         if variable not in self._never_negative:
             self._never_negative[variable] = True
             lowest = self._beginnings.lowest_of(variable)

@@ -33,13 +33,13 @@ class Plan(NamedTuple):
       late_loss: the loss, if it comes out of the update and so cannot be checked before.
       checks: the other values to check before the update, each once.
       variables: the variables that gated ops write.
-      changed: the float variables among `variables` whose new value is computed from the old one:
-        one that is not finite stays so.
+      changed: the float variables among `variables` whose new value is computed from the old one,
+        so that a NaN in them stays.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
       trial: whether the gated writes can only be judged by the values that they wrote.
-      ranges: of arguments of kernels and factors of late writes. A step in which one of these is
-        outside of its range has to judge the values that were written.
+      ranges: the ranges of kernel arguments and of factors of late writes. If one of these is out
+        of its range, the step has to check the values that it wrote.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
       trains: whether it may train; False for a run that only writes.

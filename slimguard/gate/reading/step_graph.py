@@ -18,7 +18,7 @@ class GuardedBefore(NamedTuple):
 
 
 class StepGraph:
-    """What a train op needs, read through gates that are there already.
+    """The ops that a train op needs, read through gates that exist already.
 
     Attributes:
       train_op: the train op.
@@ -35,7 +35,7 @@ class StepGraph:
 
     Args:
       guarded: the train ops that are guarded already.
-      fed: the tensors that its runs feed; ops that only these are computed from do not run.
+      fed: the tensors that its runs feed; ops that only these tensors need do not run.
     """
 
     def __init__(

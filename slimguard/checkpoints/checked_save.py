@@ -70,7 +70,7 @@ class Spare:
         if self._names is not None or not checkpoint_files.files_of(path):
             return True
         spare, newest = _spare_of(path), self._newest()
-        if newest == spare:  # a process was killed that wrote over it
+        if newest == spare:  # a process was killed while it wrote over the spare
             self._names = path, spare
             return True
         checkpoint_files.remove(spare)

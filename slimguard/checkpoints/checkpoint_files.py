@@ -19,7 +19,7 @@ _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# The files that a save leaves if it is cut short: beside a checkpoint's own files, and in all.
+# The files that an interrupted save leaves: beside a checkpoint's own files, and all of them.
 _TEMPORARY = (
     '.index.tempstate*',
     '.data-*.tempstate*',

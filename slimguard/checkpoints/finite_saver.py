@@ -136,7 +136,7 @@ class FiniteSaver(tf1.train.Saver):
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 is_saved = True
                 self._saved = saved
-                if session.written is not None:  # else a good one stays there
+                if session.written is not None:  # else a good checkpoint stays there
                     _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:

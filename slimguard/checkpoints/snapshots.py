@@ -126,13 +126,13 @@ class Snapshots:
     Args:
       graph: the graph.
       most: how many are kept.
-      is_shared: whether other ranks have to keep the same states, and go back to the same: then
-        values that may differ between ranks, such as a loss or the free memory, decide nothing.
+      is_shared: whether other ranks have to keep and restore the same states. Then no value that
+        may differ between ranks, such as a loss or the free memory, decides anything.
 
     Attributes:
       most: as given; 0 if none is kept any more.
       kept: the snapshots, the newest first; only that one may be on probation.
-      is_wanted: whether any were asked for; else nobody goes back.
+      is_wanted: whether any were asked for; if not, nothing restores them.
       good: how many good steps there were.
       losses: their losses, where these may decide.
     """
@@ -148,8 +148,8 @@ class Snapshots:
         self.kept: List[Snapshot] = []
         self._due = 0  # the number of good steps after which the next is taken
         self.losses = Losses()
-        self._spikes = 0  # since the last good step or return
-        # Counts of good steps: at the last return, and at the snapshot that it went to, if to one.
+        self._spikes = 0  # since the last good step or rollback
+        # Counts of good steps: at the last rollback, and at the snapshot that it restored, if any.
         self._went_back_at: Optional[int] = None
         self._went_back_to: Optional[int] = None
 
@@ -164,7 +164,7 @@ class Snapshots:
         self._spikes = 0
         if not self._is_shared:
             self.losses.note(loss)
-        # Soon after a return the older ones may still be needed.
+        # Soon after a rollback the older snapshots may still be needed.
         if self.most and self.good >= self._due and not self.is_soon:
             if not self.losses.is_far_above:
                 self._take(session)

@@ -152,7 +152,7 @@ class Watch:
             self._replicas.release()
 
     def _has_failed(self) -> bool:
-        """Whether a thread failed. If this was the one that hands out tokens, a step waits."""
+        """Whether a thread failed. Without the one that hands out tokens, a step waits for ever."""
         try:
             self.check()
         except Exception:
@@ -165,7 +165,7 @@ class Watch:
             return
         for who, entry in entries.items():
             if who != self._entry.number and entry.get('ends') == self._entry.round:
-                if self._chief is not None:  # told again, for processes that come late
+                if self._chief is not None:  # sent again, for processes that come late
                     self._entry.tell(ends=self._entry.round, incident=entry['incident'])
                 return self._hurry(error_of(entry['incident']))
             if self._chief is not None and entry.get('asks') == self._entry.round:

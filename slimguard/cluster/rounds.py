@@ -184,7 +184,7 @@ class Follower:
                     log().warning(_NO_CHIEF_SEEN, self._entry.worker)
                     return False
             elif chief.get('ends') is not None:
-                # A process that was there before the chief ended is done; a new one may have come
+                # A process that started before the chief ended is done; a new process may have come
                 # for the next chief.
                 if was_there or is_done() or waited > _NO_CHIEF:
                     log().info('the job has ended.')

@@ -242,8 +242,8 @@ def _is_empty(what: str) -> Callable[..., Broken]:
     return lambda culprit, x, *_: '%s of an empty tensor' % what if x.size == 0 else None
 
 
-# Overflows. The largest number that the result can be is compared with the end of the dtype. If it
-# is beyond, a non-finite result was too large: finite sums and products go wrong in no other way.
+# Overflows. The largest possible result is compared with the end of the dtype's range. If it is
+# beyond, a non-finite result was too large: finite sums and products fail in no other way.
 
 
 def _overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broken]:

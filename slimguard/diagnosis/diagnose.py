@@ -93,7 +93,7 @@ def diagnose(
 def glance(
     capture: Capture, values: Dict[str, np.ndarray], why: str, explosion: str = ''
 ) -> Diagnosis:
-    """Tells, without running anything again, whether the values that the step drew were bad.
+    """Checks, without running anything again, whether the values that the step drew were bad.
 
     Args:
       capture: the `Capture` of the train op.

@@ -7,7 +7,7 @@ from slimguard.graph.source_lines import Line
 from slimguard.incidents import policies
 from slimguard.system.texts import in_one_line
 
-# The phases in which a step was given what is bad: then it is no explosion.
+# The phases in which a step got bad values from outside: then it is no explosion.
 _GIVEN = ('input', 'variable', 'constant')
 
 

@@ -12,7 +12,7 @@ from slimguard.incidents import advice
 
 # Weights grow this large only in a training that diverges.
 LARGE_WEIGHT = 1e6
-_MOST_NAMED = 4  # rows; of more their number is told
+_MOST_NAMED = 4  # name at most so many rows; of more, only count them
 # A row is far larger than others if it is this many times as large as their median. Most healthy
 # data stay below: numbers of a uniform, a normal or a lognormal distribution, counts, pixels,
 # classes. Others have longer tails, so a row is named only if the step is good without it.

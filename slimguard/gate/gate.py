@@ -32,7 +32,7 @@ class Beside(NamedTuple):
 
     Attributes:
       gate: the gate of that run.
-      count: int32 scalar, how many bad runs no watcher was told of, after a step.
+      count: int32 scalar, how many bad runs no watcher has read yet, after a step.
     """
 
     gate: 'Gate'

@@ -297,7 +297,7 @@ def writing_among(
 ) -> Sequence[TrainOp]:
     """The fetched elements that run update ops, or forward writes of a guarded train op.
 
-    Update ops that write only local variables, as those of a metric are, do not count.
+    Update ops that write only local variables, as a metric's do, are left out.
     """
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
     if not update_ops and not copies_ahead(graph):
@@ -337,7 +337,7 @@ def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> 
 def guard_summary(
     summary_op: Any, train_op: TrainOp, default: object = None
 ) -> Optional[tf.Tensor]:
-    """A summary op that writes nothing bad; watchers of the train op are told of its bad runs.
+    """Guards a summary op that writes variables; watchers of the train op learn of its bad runs.
 
     A Supervisor runs it in a thread of its own, on a batch that no step sees.
 

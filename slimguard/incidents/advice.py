@@ -16,7 +16,7 @@ FOR_GROWTH = (
     'or gradient jumps, and rollback goes back to the weights before it.'
 )
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
-# By the words with which a diagnosis names the cause; the first that it has is taken.
+# By the words that a diagnosis uses for the cause; the first match counts.
 BY_CAUSE = {
     'the learning rate went from': FOR_A_JUMP,
     'the loss went from': FOR_GROWTH,

@@ -98,7 +98,7 @@ class FallbackChain:
         self._state.note_skipped()
 
     def note_return(self, factor: Optional[float] = None) -> None:
-        """Notes that the training went back, and its factor of the learning rate, if it has one."""
+        """Notes a rollback, and its factor of the learning rate, if it has one."""
         self._state.note_return()
         self._overflowed_at.clear()
         self._factor = factor or self._factor

@@ -42,8 +42,8 @@ class PolicyState:
       in_a_row: the number of incidents since the last good step or rollback, the present one
         included.
       rollbacks: how often the training went back; a rollback that fails is none.
-      state_lost: whether variables were at fault already before the present incident's step.
-      in_vain: whether going back does not change them, as no step was good in the newest state.
+      state_lost: whether variables were bad even before the present incident's step.
+      in_vain: whether a rollback would not change them, since no step was good in the newest state.
       good: the number of good steps since the last rollback, or since the training began.
       ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
       cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
@@ -206,7 +206,7 @@ class Skip(Policy):
         return ' (%d of %d%s in a row)' % (state.in_a_row, most, what)
 
     def _most(self, state: PolicyState, cause: str) -> int:
-        """How many in a row are skipped if they have such a cause."""
+        """How many steps in a row it skips if they have such a cause."""
         return max(_BY_CHANCE if state.are_batches(cause) else 0, self.max_consecutive)
 
     def _has_spent(self, state: PolicyState) -> bool:

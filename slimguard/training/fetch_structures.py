@@ -103,17 +103,17 @@ def key_of(fetches):
     return fetches if kind is str else id(fetches)
 
 
-# A loop that makes what it fetches or feeds anew for each step has no use for what is known.
+# If a loop makes its fetches or feeds anew for each step, remembering them is of no use.
 _MOST_KNOWN = 1000
 
 _KEPT_AS = '_slimguard_inner_feeds'
 
 
 class RunKinds:
-    """What is known of runs that come again: of the same fetches, with the same feeds within."""
+    """Remembers results for runs that come again: the same fetches, the same computed feeds."""
 
     def __init__(self) -> None:
-        # With a copy of what is fetched, so that nothing else gets the ids in its key.
+        # With a copy of the fetches, so that no other object gets the ids in the key.
         self._known: Dict[Any, Tuple[Any, Any]] = {}
 
     def of(
@@ -124,14 +124,14 @@ class RunKinds:
         *more: Hashable,
         asked: Any = None,
     ) -> Any:
-        """What `make` returned for such a run, called with `fetches`, `fed` and `more`.
+        """The result of `make(fetches, fed, *more)` for the first such run.
 
         Args:
-          make: called for the first such run. It is not kept: what has this may be its owner.
+          make: called for the first such run; no reference to it is kept.
           fetches: what is fetched, of any structure.
           fed: the feeds within, see `inner_feeds`.
-          *more: what else a kind consists of.
-          asked: a key that tells `fetches` from all others; None for what they consist of.
+          *more: other values that identify the kind.
+          asked: a key that identifies `fetches`; None to identify them by their parts.
         """
         asked = key_of(fetches) if asked is None else asked
         asked = (asked, *map(key, fed), *more) if fed or more else asked
@@ -145,7 +145,7 @@ class RunKinds:
 
 
 def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
-    """Those of the tensors fed which are no input: each is computed, or has something behind.
+    """The fed tensors that are not inputs: tensors that the graph computes.
 
     Args:
       graph: the graph of the session.
@@ -153,7 +153,7 @@ def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
     """
     if not feed_dict or not isinstance(feed_dict, dict):
         return ()
-    # By the ids of what is fed, which is kept so that nothing else gets them.
+    # By the ids of the fed tensors, which are kept so that no other object gets them.
     memory = getattr(graph, _KEPT_AS, None)
     if memory is None:
         memory = {}
@@ -187,6 +187,6 @@ def are_taken(fed: Sequence[tf.Tensor], elements: Sequence[TrainOp]) -> bool:
 
 
 def not_fed(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> List[TrainOp]:
-    """Those of the elements that are fetched which a run computes, and is not fed."""
+    """The fetched elements that a run computes rather than gets fed."""
     keys = {key(tensor) for tensor in fed}
     return [e for e in elements if isinstance(e, tf.Operation) or key(e) not in keys]

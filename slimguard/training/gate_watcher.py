@@ -239,7 +239,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.job.end()
 
     def _told_by(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
-        self._training.capture(gate)  # it may have been guarded after the hook began
+        self._training.capture(gate)  # the train op may have been guarded after the hook began
         evidence = self._training.evidence.get(gate) if is_kept else None
         return getattr(evidence, 'capture', gate).row
 

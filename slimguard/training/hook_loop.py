@@ -219,13 +219,13 @@ def _listen_to_close(session, loop: HookLoop) -> None:
 def found_for(
     hook: tf1.train.SessionRunHook, dirs: Sequence[str], must_restore: bool
 ) -> Optional[str]:
-    """Where the session saves, for a hook that was given no logdir; says so. None if nowhere.
+    """Where the session saves, for a hook without a logdir; logs it. None if it saves nowhere.
 
     Args:
       hook: the hook.
       dirs: where the session keeps its checkpoints.
-      must_restore: whether TensorFlow has to be able to restore from there; for the record alone,
-        it may be a directory that it can only save to.
+      must_restore: whether TensorFlow has to be able to restore from there. For the record alone, a
+        directory that it can only save to will do.
     """
     if not dirs:
         return None
@@ -242,7 +242,7 @@ def found_for(
 def warn_of_another(
     hook: tf1.train.SessionRunHook, dirs: Sequence[str], logdir: str, may_restore: bool
 ) -> None:
-    """Says so where the session saves to another directory, of `dirs`, than a hook's logdir."""
+    """Warns if the session saves to a directory (one of `dirs`) that is not the hook's logdir."""
     dirs = [files.as_path(each, 'checkpoint_dir') for each in dirs]
     if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
         return

@@ -73,7 +73,7 @@ class HookedSession(SessionWrapper):
         """A function that runs a step and returns the values of `fetches`.
 
         Args:
-          fetches: what is fetched.
+          fetches: the fetches of the run.
           told: what hooks are told of it in its place.
         """
         args = tf1.train.SessionRunArgs(told)
@@ -136,9 +136,9 @@ class HookedStep:
 
     Args:
       session: the session.
-      runs: what runs in it.
+      runs: makes the runs in the session.
       hooks: the hooks.
-      args: what hooks are told of the run.
+      args: the `SessionRunArgs` that hooks see.
       hook_fetches: looks at what hooks fetch; None if all of them are watchers.
       fetches: what the loop fetches; None for what hooks are told.
     """
@@ -272,7 +272,7 @@ def is_plain_watcher(hook) -> bool:
 
 
 def _has(hook, name: str) -> bool:
-    """Whether a hook does something in a call; what it inherits does nothing."""
+    """Whether a hook overrides a method; the inherited methods do nothing."""
     return getattr(getattr(hook, name), '__func__', None) is not getattr(
         tf1.train.SessionRunHook, name
     )

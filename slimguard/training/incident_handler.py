@@ -345,7 +345,7 @@ def _asks_for_advice(incident: Incident) -> bool:
 
 
 def _ruin_at_the_end(policy: Any, recovery: Optional[Recovery], losses: Losses) -> str:
-    """Why what would be saved before 'raise' is of no use, where nobody keeps an earlier state."""
+    """Why the state to save before 'raise' is ruined, if no earlier state is kept; else ''."""
     keeps = recovery is not None and recovery.keeps_snapshots
     ruin = '' if keeps or not isinstance(policy, Raise) else losses.ruin(is_last=True)
     return ruin and '; ' + IS_RUINED + ruin

@@ -130,18 +130,19 @@ def _explain(error: tf.errors.OpError) -> Optional[gates.Verdict]:
     return gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, said), False)
 
 
-# Seconds to wait before each look. Their sum is longer than putting back takes.
+# Seconds to wait before each look. Together they are longer than another process takes to restore a
+# variable.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The labels of what was not finite before the step.
 _LOST = ('before', 'state')
 
 
 def look_again(session, reading: Reading) -> Reading:
-    """What a gate told of a bad step, unless the variables that it found lost are finite now.
+    """The report of a bad step, unless the variables that it found bad are finite now.
 
-    An update that overflows is written, checked and put back. Whoever trains beside it may read a
-    weight in between: an asynchronous peer, or one that is slower than the other replicas. Then its
-    own step is bad, and nothing is lost.
+    An update that overflows is written, checked and put back. Another worker may read a weight in
+    between: an asynchronous worker, or a replica slower than the others. Then its own step is bad,
+    and nothing is lost.
     """
     gate = reading.gate
     if gate is None or not reading.incident.state_lost:
@@ -156,7 +157,7 @@ def look_again(session, reading: Reading) -> Reading:
     verdict = gate.explain(bad)
     if any(bad):
         reason = verdict.reason + '; it read a weight that another process was putting back'
-    else:  # its update was not begun, as that found the weight so
+    else:  # its update did not begin, since the gate found the weight bad
         verdict = gate.explain(reading.bad)
         reason = verdict.reason + '; another process was putting that back'
     incident = dataclasses.replace(

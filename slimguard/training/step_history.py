@@ -46,8 +46,8 @@ class StepHistory:
       spike: when a step is out of bounds; None if none is.
       length: how many steps are kept.
       summarize: called with the row of each step that was written; or None.
-      tell: called once, without a `Spike`, of a step that was written with a number far beyond all
-        before it: with what it was, and whether the default `Spike` would have held it.
+      tell: called once, if there is no `Spike`, after a written step with a number far beyond all
+        before it: with a text about it, and whether the default `Spike` would have held the step.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StepHistory:
 
     def note_good(self, row: np.ndarray) -> None:
         """Notes a step that was written."""
-        # As Python's numbers: a handful of numpy's takes several times as long.
+        # As Python's numbers: the same with numpy's numbers takes several times as long.
         loss, _, *half_squares = row[LOSS:].tolist()
         norm = math.sqrt(2 * sum(half_squares))
         if self.spike is not None:
@@ -136,11 +136,11 @@ class StepHistory:
             self._norm.clear()
 
     def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
-        """Notes a step that was held. Returns what was read of it, with what this knows of it.
+        """Notes a held step. Returns its reading, completed from the history.
 
         Args:
           row: the row of the step.
-          reading: what the gate told.
+          reading: the reading of the gate's values.
           max_loss: as for `limits`.
         """
         self._rows.append(row)
@@ -229,7 +229,7 @@ class Histories:
         self._last_words = ''
 
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
-        """That of a gate; None if the user wants none."""
+        """The `StepHistory` of a gate; None if the user wants none."""
         if gate not in self._of and (self._length or self._spike):
             summarize = None
             if self.summaries is not None:
@@ -303,7 +303,7 @@ def _times(name: str, value: float, usual: Level) -> str:
 
 # The same as scalars in TensorBoard.
 
-# Says whether summaries are due now; once for each time that they are.
+# Whether summaries are due now; true once for each time that they are.
 IsDue = Callable[[], bool]
 
 
@@ -313,11 +313,11 @@ def step_of(row: np.ndarray) -> Optional[int]:
 
 
 def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
-    """What is known of a step as scalars.
+    """The loss, gradient norm and learning rate of a step, as scalar summaries.
 
     Args:
       row: the row of the step.
-      prefix: what the tags begin with.
+      prefix: the beginning of the tags.
     """
     values = {'loss': row[LOSS], 'learning_rate': row[LEARNING_RATE]}
     if len(row) > GRADIENTS:
@@ -341,7 +341,7 @@ def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
 
 
 def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
-    """Writes summaries where a hook beside this one does, whose `begin` is running; or None."""
+    """Writes summaries when a hook beside the one that begins does; None without such a hook."""
     beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
     if not beside:
         return None

@@ -29,10 +29,10 @@ class StepRunner:
 
     Args:
       session: the session that slim made.
-      runs_in: what the user's session wrapper made of it, or the same.
+      runs_in: the session as the user's wrapper wrapped it, or the same.
       train_step_fn: the user's step function, or slim's.
-      schedule: what slim's own `train_step` is to do; None for any other step function, which
-        sees to it itself.
+      schedule: when slim's own `train_step` stops, logs and traces; None for any other step
+        function, which does so itself.
       training: what its watchers know of the last step.
     """
 
@@ -56,7 +56,7 @@ class StepRunner:
     def run(
         self, session: HookedSession, train_op, global_step, train_step_kwargs
     ) -> Tuple[Any, bool]:
-        """Runs a step. Returns its loss, and whether to stop by the step function's word."""
+        """Runs a step. Returns its loss, and whether the step function asks to stop."""
         if self._schedule is not None and self._in_one_run is None:
             self._in_one_run = self._prepare(session, train_op, global_step)
             self._schedule = self._schedule if self._in_one_run else None

@@ -40,8 +40,8 @@ class StopSignals:
     state at once, unless the loop will ask for it; then it ends the process or raises. Further
     signals change only how the training ends: the save does not begin anew.
 
-    A step may wait for input that never comes, and Python's handlers wait with it. If no step ends
-    in time, a thread has the state saved, and ends the process. A second Ctrl-C raises
+    A step may wait for input that never comes, and Python's handlers wait with it. If the step does
+    not end in time, a thread saves the state and ends the process. A second Ctrl-C raises
     KeyboardInterrupt as soon as Python runs. At a prompt and in a notebook, Ctrl-C never ends the
     process.
 

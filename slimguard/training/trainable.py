@@ -102,5 +102,5 @@ def advice_for_cell(error: BaseException) -> str:
         what = 'the graph holds the model already'
     else:
         return ''
-    # Of a graph that slimguard has nothing to do with, nothing is said.
+    # No advice on graphs that slimguard has not touched.
     return '%s: %s.' % (what, RESET) if gates.gates_of(tf1.get_default_graph()) else ''

@@ -92,9 +92,9 @@ class Training:
         made after a run.
 
     Attributes:
-      signals: hears SIGTERM and Ctrl-C, once it is entered.
-      progress: where to show how the training goes, while it runs; or None.
-      loss: the last that was finite; None where none is known.
+      signals: handles SIGTERM and Ctrl-C, once it is entered.
+      progress: the progress bar while the training runs, or None.
+      loss: the last finite loss; None if none is known.
       step: the global step after the last step; None where it is not known.
       is_saved: whether the state was saved since the last step began.
     """
@@ -224,7 +224,7 @@ _IS_RUINED = (
 
 @contextlib.contextmanager
 def occupied(logdir: str) -> Iterator[None]:
-    """Marks a logdir as one that this process trains in; says so if another does already.
+    """Marks a logdir as in use by this process; warns if another process already trains there.
 
     It holds an advisory lock on the file ``LOGDIR/slimguard/lock``, which the system lets go of
     when the process ends, however it ends. A process on another machine may not be noticed, nor is
@@ -245,5 +245,5 @@ def occupied(logdir: str) -> Iterator[None]:
                     logdir,
                 )
             except OSError:
-                pass  # there are no locks here; or a write there will say what is wrong
+                pass  # there are no locks here, or the next write will report the error
         yield

@@ -27,10 +27,10 @@ class Run:
 
     Args:
       found: the gates of the train ops that it runs.
-      loss: a loss to look at besides, or None.
+      loss: a loss to check besides, or None.
       told: by gate, the vector to fetch: how many bad steps its watcher is to be told of, and then
         the row of the step.
-      histories: by gate, what keeps its last steps, or None.
+      histories: by gate, its `StepHistory`, or None.
       graph: the graph.
       in_branches: the gates of train ops in branches. If a run does not take their branch, their
         tensors cannot be fetched, so these gates are read after the run.
@@ -196,16 +196,15 @@ class WatchedRuns:
     """Knows which runs are steps to watch, and what to fetch in each kind of them.
 
     Args:
-      loss: a loss to watch where no gate knows it; None for none.
-      refusal: what a step of a train op without a gate is refused with; None to take it, with a
-        warning if there is no loss to watch.
+      loss: a loss to watch if no gate knows it; None for none.
+      refusal: the error for a step of a train op without a gate; None to accept it, with a warning
+        if there is no loss to watch.
       told_by: gives the vector to fetch to know of a gate's steps, by whether what a bad step drew
         is kept.
-      histories: what keeps the last steps of gates.
-      guards_beside: whether what a run writes beside its train op goes through the gate, or is told
-        of, elsewhere.
-      watches_ahead: whether all gates are watched from the start on, as the first run may go past
-        the hooks; else only those of what threads run beside the steps.
+      histories: the last steps of gates.
+      guards_beside: whether another part gates writes beside a train op, or warns of them.
+      watches_ahead: whether all gates are watched from the start, since the first run may bypass
+        the hooks; else only the gates of runs that threads make beside the steps.
     """
 
     def __init__(

@@ -140,8 +140,8 @@ def watch(
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
-    The returned session behaves as the given one. It calls the hooks only for runs of a train op:
-    of a guarded one, or of any op that runs an optimizer. Without a `NanLossHook`, a ValueError
+    The returned session behaves like the given one. It calls the hooks only for runs of a train op:
+    a guarded one, or any op that runs an optimizer. Without a `NanLossHook`, a ValueError
     refuses a run of a train op that nobody has guarded. `watch` itself calls the hooks' `begin` and
     `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
     initialize the variables first.

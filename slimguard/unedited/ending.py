@@ -24,14 +24,14 @@ class Account:
 
     Attributes:
       train_ops: the names of the train ops that ran guarded, and how often each did.
-      refused: by name, which of those cannot be guarded, and why not.
-      actions: what was done about incidents, and how often.
+      refused: by name, the train ops that cannot be guarded, and why not.
+      actions: the actions on incidents, and how often each was taken.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions are not known to train.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
-      writing_runs: how many runs trained nothing, and were guarded for what they wrote.
-      refused_saves: how many saves were refused, as a variable was not finite.
+      writing_runs: how many runs trained nothing, and were guarded because they write.
+      refused_saves: how many saves were refused because a variable was not finite.
       not_finite: the names of those variables.
       since_nan: how many guarded runs followed the last skipped or rolled-back run that returned a
         NaN to the script; None if none did.
@@ -148,7 +148,7 @@ class Account:
                 clauses.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
             if self.saved_at_signal:
                 clauses.append(self.saved_at_signal)
-            is_ours = self.actions.keys() & {'raise', 'stop'}  # what has ended the script
+            is_ours = self.actions.keys() & {'raise', 'stop'}  # the error that ended the script
             if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
                 clauses.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
         elif not self.own_steps:

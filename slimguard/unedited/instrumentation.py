@@ -105,9 +105,9 @@ class Instrumentation:
     """What `instrument` did, and how to undo it.
 
     Attributes:
-      on_nan, settings: what was given to `instrument`.
+      on_nan, settings: the arguments of `instrument`.
       fallbacks: `on_nan` as policies; None for the default.
-      sessions: what guards the sessions.
+      sessions: guards the sessions.
     """
 
     def __init__(self, on_nan: OnNan, settings: TrainingSettings):

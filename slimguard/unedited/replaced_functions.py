@@ -16,7 +16,7 @@ _lock = threading.Lock()
 
 
 def replacements() -> Dict[Callable, Callable]:
-    """By TensorFlow's function, what takes its place."""
+    """By TensorFlow's function, its replacement."""
     return {**_of_checkpoints(), **_of_numeric_checks()}
 
 
@@ -89,7 +89,7 @@ def _of_numeric_checks() -> Dict[Callable, Callable]:
 
 
 def _without_ours(graph: Any, original: Callable) -> Any:
-    """What `original` returns while `graph` lists no op of ours to this thread."""
+    """The result of `original` while `graph` hides our ops from this thread."""
     list_all, thread = graph.get_operations, threading.get_ident()
     theirs = [op for op in list_all() if not op.name.startswith(graphs.OURS)]
     graph.get_operations = lambda: theirs if threading.get_ident() == thread else list_all()

@@ -51,7 +51,7 @@ class RunOptions(NamedTuple):
         if self.tf1:
             lent.callback(tf1_names.uninstall)
             tf1_names.install()
-        # These import TensorFlow, which the names of version 1 have to come before.
+        # These import TensorFlow, and the names of version 1 must be there before.
         from slimguard.unedited import ending, script_session
         from slimguard.unedited import instrumentation as instrumentations
         from slimguard.unedited.patches import Patches
@@ -98,16 +98,16 @@ def _guard_child(options: RunOptions) -> None:
 # `multiprocessing` sends a child a dictionary; the child reads the keys that it knows.
 _KEY = 'slimguard'
 _TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
-# The name with which a fork server is begun, which runs nothing of the script's itself.
+# The name under which `multiprocessing` begins a fork server, which runs no code of the script.
 _OF_A_FORK_SERVER = 'ignore'
 
 
 def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], object]) -> None:
-    """Has the children that `multiprocessing` spawns be guarded, too, until patches are undone.
+    """Guards the children that `multiprocessing` spawns, too, until the patches are undone.
 
     Args:
-      patches: takes note of what is replaced.
-      guard: guards the process that it is called in; it is pickled for each child.
+      patches: notes the replacements.
+      guard: guards the process in which it is called; it is pickled for each child.
       note: called for each child.
     """
     original = spawn.get_preparation_data
@@ -133,7 +133,7 @@ class _Guard:
 
 
 def before_tensorflow(guard: Callable[[], object]) -> None:
-    """Has `guard` called before this process first imports TensorFlow, by a statement."""
+    """Calls `guard` just before an import statement first imports TensorFlow."""
     original, is_done = builtins.__import__, False
 
     def import_after_guard(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +144,6 @@ def before_tensorflow(guard: Callable[[], object]) -> None:
         if builtins.__import__ is import_after_guard:
             builtins.__import__ = original
         guard()
-        return builtins.__import__(name, *args, **kwargs)  # may be that of the names of 1
+        return builtins.__import__(name, *args, **kwargs)  # may be the TensorFlow 1 names
 
     builtins.__import__ = import_after_guard

@@ -36,7 +36,7 @@ class ScriptFiles:
       seen: the account, which knows the guarded steps and notes refused saves.
 
     Attributes:
-      newest: the checkpoint with a whole state, of whichever graph, that was saved last, or None.
+      newest: the last saved checkpoint with a whole state, of any graph; or None.
     """
 
     def __init__(self, logdir: Optional[str], lock: threading.RLock, seen: Account):
@@ -55,11 +55,11 @@ class ScriptFiles:
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
 
     def logdir_for_record(self, graph: tf.Graph) -> str:
-        """Where to keep a record: in a folder of its own while the script has saved nothing."""
+        """The folder for a record: a folder of its own while the script has saved nothing."""
         return self._given or folder_of(graph) or self._fallback.path()
 
     def is_settled(self, graph: tf.Graph) -> bool:
-        """Whether it is known for good where records go: as was said, or where the script saves."""
+        """Whether the folder of records is final: it was given, or is where the script saves."""
         return (self._given or _folder_of_checkpoints(graph)) is not None
 
     def saves_of(self, graph: tf.Graph) -> ScriptSaves:
@@ -107,7 +107,8 @@ class ScriptFiles:
             self.saves_of(graph).note_restored(saver, known, size)
             folder = os.path.dirname(restored)
             if files.is_dir(os.path.join(folder, 'slimguard')):
-                # A guarded training kept its record there. Other folders are somebody's to read.
+                # A guarded training kept its record there. Any other folder may belong to somebody
+                # else.
                 kept_on(graph, 'resumed_in', lambda: folder)
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
@@ -154,7 +155,7 @@ def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
         return len(tf1.global_variables()) <= count == _size_of(prefix)
 
 
-# Where the records are kept of scripts that save nothing before their first incident.
+# The folder for records of scripts that save nothing before their first incident.
 FALLBACK = 'slimguard-logs'
 
 
@@ -165,10 +166,10 @@ class FallbackFolder:
         self._parent = os.path.abspath(FALLBACK)  # the script may go to another directory
         self._started = time.strftime('%Y%m%d-%H%M%S')
         self._path: Optional[str] = None
-        self._lock = threading.RLock()  # a signal may come in the midst
+        self._lock = threading.RLock()  # a signal may come in the middle
 
     def path(self) -> str:
-        """Its path. Each start has its own: two may be of different scripts or processes."""
+        """Its path. Each start has its own, since two starts may be of different scripts."""
         with self._lock:
             if self._path is None:
                 self._path = self._make()

@@ -34,9 +34,9 @@ from slimguard.unedited.train_steps import GuardedStep
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
-    """What ends a loop that asks nobody whether to stop: the error of an input that has ended.
+    """The error that ends a loop which does not ask whether to stop: that of an ended input.
 
-    A MonitoredSession asks for that very type.
+    A MonitoredSession accepts exactly that type.
     """
     message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
     error: Any = tf.errors.OutOfRangeError(None, None, message)
@@ -45,17 +45,17 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
 
 
 def is_of_incident(error: BaseException) -> bool:
-    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and no input did."""
+    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and not its input."""
     return hasattr(error, 'incident')
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether `stop_error` made an error, and no input that has ended did."""
+    """Whether `stop_error` made an error, and not the end of an input."""
     return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
 
 
 def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
-    """Runs what 'stop' may end in the midst of it; that is no failure, and said on stderr.
+    """Runs something that 'stop' may end; that is no failure, and stderr says so.
 
     Args:
       files: where the script saves.
@@ -71,14 +71,14 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
 
 
 class ScriptWatcher(GateWatcher):
-    """Does for one session of a script what a `NanLossHook` does.
+    """The `NanLossHook` of one session of a script.
 
     Args:
       on_nan: what happens after a bad step.
-      training: what is known of the training; its evidence may grow.
+      training: the training, whose evidence may grow.
       script_files: where the script keeps its checkpoints.
       on_incidents: called with the incidents of one run, and the logdir with their record, or None
-        where another rank keeps it; the last of them was acted on.
+        if another rank keeps it. The policy acted on the last of them.
       note_jump: as `Histories.note_jump`.
 
     Attributes:
@@ -111,7 +111,8 @@ class ScriptWatcher(GateWatcher):
         self.histories.note_jump = self._note_jump
 
     def _look_around(self) -> tf_callers.CallingSession:
-        # Nobody looks: on older Pythons that keeps what a script's variables hold, as its session.
+        # Without a look at the callers: on older Pythons that would keep the script's variables
+        # alive, such as its session.
         return tf_callers.CallingSession([], None, [], False)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
@@ -125,7 +126,7 @@ class ScriptWatcher(GateWatcher):
 
     def before_step(self, session) -> None:
         GateWatcher.before_step(self, session)
-        if self._recovery is not None:  # it may have got known where the script saves
+        if self._recovery is not None:  # the script may have shown by now where it saves
             self._recovery.before_step(session)
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -135,14 +136,14 @@ class ScriptWatcher(GateWatcher):
         GateWatcher.step_was_good(self, session, loss)
 
     def _keep_record(self, graph: tf.Graph) -> Optional[str]:
-        """Makes the record, unless it is there; its logdir. Of ranks, only the first keeps one."""
+        """Makes the record unless it exists; returns its logdir. Only the first rank keeps one."""
         if self.recorded_in is None and not self._ranks.rank:
             self.recorded_in = self._files.logdir_for_record(graph)
             self._journal.keep_in(self.recorded_in)
         return self.recorded_in
 
     def end(self, session):
-        self._policies.tell()  # of all sessions together it is told elsewhere
+        self._policies.tell()  # the last line covers all sessions together
         self.histories.take_last_words()  # as well
         GateWatcher.end(self, session)
 
@@ -159,7 +160,7 @@ class ScriptWatcher(GateWatcher):
 
 
 class ScriptSession:
-    """A session of the script, and what watches its steps.
+    """A session of the script, whose steps a `ScriptWatcher` watches.
 
     Attributes:
       training: does the work of the training besides its steps.
@@ -199,7 +200,7 @@ class ScriptSession:
             asked = self._session, self._runs, [self._watcher], step.args
             known = self._steps[step] = HookedStep(*asked)
         (mine, _), is_asked = known.run(*given)
-        if is_asked:  # for a loop that goes on all the same
+        if is_asked:  # for a loop that continues all the same
             raise stop_error(self._watcher.incidents[-1])
         return mine
 

@@ -31,11 +31,11 @@ class _OfSession:
         self._folder: Optional[str] = None
 
     def notes_of(self, prefix: str) -> Callable[[np.ndarray], None]:
-        """What takes the rows of one gate."""
+        """A function that takes the rows of one gate."""
         return functools.partial(self._rows.__setitem__, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
-        """Writes what there is, if it is the writer for it, by the step that the script says."""
+        """Writes the steps so far, if this is their writer, under the script's own step."""
         if not self._rows:
             return
         folder = files.as_path(writer.get_logdir(), 'logdir')
@@ -72,7 +72,7 @@ class ScriptSummaries:
         self._here.session = weakref.ref(session)
 
     def of(self, session) -> Callable[[str], Callable[[np.ndarray], None]]:
-        """What takes the rows of a session's gates, by what their tags begin with."""
+        """A function that takes the rows of a session's gates, by prefix of their tags."""
         self._last = weakref.ref(session)
         return self._known.setdefault(session, _OfSession()).notes_of
 

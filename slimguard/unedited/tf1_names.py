@@ -109,7 +109,7 @@ def namespace(name: str = 'tf') -> types.ModuleType:
 
 @functools.lru_cache(maxsize=None)
 def placeholder(name: str) -> 'Placeholder':
-    """What is imported under a name that is gone."""
+    """The placeholder that is imported under a name that is gone."""
     return Placeholder(name)
 
 

@@ -87,7 +87,7 @@ MODULES_BEHIND_FUNCTIONS = {
 
 _ADDONS = ', in the package tensorflow-addons, whose last version is for TensorFlow 2.15'
 
-# What took the place of a package, or of a name in one. It goes for all that is below it.
+# What replaces a package, or a name in one; it also replaces all names below it.
 GONE = {
     'tf.contrib': 'slimguard has the parts that tf-slim and TensorFlow kept, and not this one',
     'tf.contrib.crf': 'use tfa.text.crf_log_likelihood' + _ADDONS,
@@ -123,7 +123,7 @@ GONE = {
 
 
 def explain(name: str) -> str:
-    """Why a name of TensorFlow 1 is not there, and what replaced it."""
+    """The reason why a name of TensorFlow 1 is missing, and its replacement."""
     ancestor = name
     while ancestor and ancestor not in GONE:
         ancestor = ancestor.rpartition('.')[0]
@@ -139,8 +139,8 @@ def explain(name: str) -> str:
 def can_be_imported(name: str) -> bool:
     """Whether a missing name can be imported as a placeholder.
 
-    True below tf.contrib, but for names in a package whose present places are known: there what
-    was below a folder ``python``, where tf.contrib's packages had their files.
+    True below tf.contrib. In a package whose present places are known, true only for names below a
+    folder ``python``, where tf.contrib's packages had their files.
     """
     parts = name.split('.')
     if len(parts) < 3 or parts[1] != 'contrib' or parts[-1].startswith('_'):

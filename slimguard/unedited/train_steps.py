@@ -82,10 +82,10 @@ class GuardedStep:
     Attributes:
       gates: its gates, one for each update of its own.
       names: by gate, the name of the train op that the script fetches; empty if it only writes.
-      args: what the script fetches, with what stands in for what trains, and the train ops of the
-        gates. It is always the same object, which watchers know again.
-      is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
-      written: the ops of the variables that it may put back, of those that no train op writes.
+      args: the script's fetches, with guarded elements in place of those that train, and the train
+        ops of the gates. It is always the same object, so that watchers recognize it.
+      is_watched: whether something else watches it: a `NanLossHook`, or `slimguard.train`.
+      written: the ops of the variables that it may put back, except those that a train op writes.
     """
 
     gates: Sequence[Gate]
@@ -198,7 +198,7 @@ class TrainSteps:
         """
         knows_all = self._version == self._graph.version
         step = self._steps.of(self._make_step, fetches, fed, gives_first)
-        if knows_all:  # what was added is no news
+        if knows_all:  # the ops that this added need no second look
             self._version = self._graph.version
         return step
 

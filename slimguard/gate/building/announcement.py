@@ -1,9 +1,10 @@
 """Tells of a bad step: the graph prints or raises; a watched session keeps it for its watcher.
 
-To feed a flag for this to every step takes a third of the time of a small one. So the flag is a
-state of the session, and only a bad step acts on it: it puts aside what there is to tell. With each
+Feeding a flag for this would take a third of the time of a small step. So the flag is a state of
+the session, and only a bad step acts on it: it stores its report. With each
 step a watcher fetches one number, how many bad steps are kept, and takes them if there are any. It
-gets those of runs that it did not see as well, as when a script runs the session past its hooks.
+also gets the bad steps of runs that it did not see, as when a script runs the session past its
+hooks.
 """
 
 import functools
@@ -25,7 +26,7 @@ from slimguard.graph.ops import StagingArea
 
 
 class Told(NamedTuple):
-    """What a bad step tells: dtypes or tensors in the graph, values once they are taken.
+    """The report of a bad step: dtypes or tensors in the graph, values once they are taken.
 
     Attributes:
       bad: bool vector, a flag for each label of the gate.
@@ -40,7 +41,7 @@ class Told(NamedTuple):
     @property
     def is_bad(self) -> bool:
         """Whether the values tell of a bad step."""
-        # Each step asks this: to call a function of numpy's takes longer than its work.
+        # Each step calls this; a numpy function would take longer than the comparison.
         return 1 in self.bad.tobytes()
 
 
@@ -55,7 +56,7 @@ class Untold:
     Attributes:
       is_watched: bool scalar, whether the session that runs it is watched.
       clear: drops all of them. Every session that is watched runs it once, and no step does.
-      counts: the names of the tensors that watchers fetch to know of bad steps.
+      counts: the names of the tensors that watchers fetch to learn of bad steps.
     """
 
     def __init__(self, graph: tf.Graph, device: str, loss: Optional[tf.Tensor]):
@@ -85,20 +86,20 @@ class Untold:
             self._take = self._area.take()
 
     def keep(self, told: Told) -> tf.Operation:
-        """An Operation that keeps what a bad step tells, given as tensors."""
+        """An Operation that keeps the report of a bad step, given as tensors."""
         values = [tensor for tensor in told if tensor is not None]
         with tf.device(self._device):
             return self._area.put(values)
 
     def count_after(self, token: tf.Tensor) -> tf.Tensor:
-        """How many are kept once `token` is there, an int32 scalar for watchers to fetch."""
+        """The number of reports kept once `token` is there: an int32 scalar to fetch."""
         with tf.device(self._device), tf.control_dependencies([token]):
             count = self._area.size('untold')
         self.counts.add(count.name)
         return count
 
     def watch(self, session) -> None:
-        """From now on, bad steps in a session are kept for `take`."""
+        """Keeps reports of bad steps in a session from now on, for `take`."""
         if session not in self._watched_in:
             single_runs.run_once(session, [self._mark, self.clear])
             self._watched_in.add(session)
@@ -108,7 +109,7 @@ class Untold:
         return session in self._watched_in
 
     def unwatch(self, session) -> List[Told]:
-        """Has bad steps in a session print or raise again; returns those that are still kept."""
+        """Makes bad steps in a session print or raise again; returns the reports still kept."""
         if session not in self._watched_in:
             return []
         self._watched_in.discard(session)
@@ -120,7 +121,7 @@ class Untold:
 
     def _take_all(self, session, size: tf.Tensor) -> List[Told]:
         run = functools.partial(single_runs.run_once, session)
-        with self._lock:  # to take from an empty area would wait
+        with self._lock:  # taking from an empty area would block
             taken = [run(self._take) for _ in range(run(size))]
         return [Told(**dict(zip(self._fields, values))) for values in taken]
 

@@ -20,7 +20,7 @@ from slimguard.graph import ops
 from slimguard.graph.devices import Home
 
 # Finite numbers times this factor have a finite sum, and a finite sum of squares.
-SMALL_32 = 2.0**-100  # for dtypes that are not named here
+SMALL_32 = 2.0**-100  # for dtypes that this table does not name
 _SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
 
 

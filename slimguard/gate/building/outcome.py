@@ -57,7 +57,7 @@ def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], original: TrainOp) ->
 
     Args:
       bad: bool vector, a flag for each label of the gate.
-      value: what the train op is to return, or None.
+      value: the tensor that the train op returns, or None.
       original: the given train op, which the guarded one names.
     """
     with tf.control_dependencies([bad]):
@@ -218,7 +218,7 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
 
 def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
     rates = [check.tensor for check in plan.checks if check.is_learning_rate]
-    # The first, if there are several: it is that of most weights.
+    # If there are several, the first: most weights have it.
     scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
     known = [rate for rate in scalars if rate is not None]
     return (plan.losses[0] if plan.losses else None), (known[0] if known else None)

@@ -27,16 +27,16 @@ from slimguard.graph import ops
 from slimguard.graph.devices import processor_of
 from slimguard.system import texts
 
-# The signals that end a training, in the order in which the ranks tell of them.
+# The signals that end a training, in the order in which ranks send them.
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SharedSignals:
-    """The signals that this process has heard, and its ranks have not been told of yet.
+    """The signals that this process has received and not yet sent to the other ranks.
 
     Attributes:
-      trainings: whose `on_shared_signal` is called with the number of a signal once all ranks know
-        that one has heard it: in the midst of a step, in any thread.
+      trainings: their `on_shared_signal` is called with the number of a signal once all ranks know
+        of it: in the middle of a step, in any thread.
     """
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class SharedSignals:
         self.trainings: Any = weakref.WeakSet()
 
     def hear(self, number: int) -> None:
-        """Tells all ranks of a signal in their next step."""
+        """Sends a signal to all ranks in their next step."""
         self._heard.add(number)
 
     def forget(self) -> None:
-        """Tells of none: the training that was to end has ended."""
+        """Sends none: the training that had to end has ended."""
         self._heard.clear()
 
     def heard(self) -> np.ndarray:
-        """float32: for each signal that ends a training, 1 where it was heard."""
+        """float32: for each signal that ends a training, 1 if it was received."""
         return np.array([number in self._heard for number in NUMBERS], np.float32)
 
     def tell(self, counts: np.ndarray) -> None:
-        """Tells the trainings of this process of the signals that some rank has heard."""
+        """Tells the trainings of this process which signals some rank has received."""
         for number, count in zip(NUMBERS, counts):
             if count:
                 self._heard.discard(number)
@@ -64,7 +64,7 @@ class SharedSignals:
                     training.on_shared_signal(number)
 
 
-# Those of this process.
+# The signals of this process.
 SIGNALS = SharedSignals()
 
 

@@ -158,7 +158,7 @@ def _require_no_placeholder(step: StepGraph, gated: _Ops) -> None:
 _MERGES = frozenset(['Merge', 'RefMerge'])
 _CHOOSES = _MERGES | frozenset('Select SelectV2 If StatelessIf Case StatelessCase'.split())
 _SCALES = frozenset('Mul MulNoNan RealDiv Div DivNoNan'.split())
-# Ops whose result is a count if all inputs are: arithmetic, as in a schedule, and no choice.
+# Ops whose result is a count if all inputs are counts: arithmetic, as in a schedule, but no choice.
 _COUNTS = frozenset(
     'Identity ReadVariableOp Cast Add AddV2 Sub Mul FloorMod FloorDiv Maximum Minimum Equal '
     'NotEqual Less LessEqual Greater GreaterEqual LogicalNot LogicalAnd LogicalOr RealDiv Div '
@@ -167,7 +167,7 @@ _COUNTS = frozenset(
 
 
 class ForwardWrites:
-    """Collects the writes that gradients wait for, by what has to happen to each.
+    """Collects the writes that gradients wait for, by how each has to be treated.
 
     Attributes:
       put_back: the writes to undo after a bad step, by variable.
@@ -212,8 +212,9 @@ class ForwardWrites:
 def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
     """The writes that are not held back in a run that trains nothing.
 
-    They are writes to local variables, which are in no checkpoint, such as the epoch counter of an
-    input; and to a counter that picks the batch: if held back, it would pick the bad batch again.
+    These are writes to local variables, which are in no checkpoint, such as the epoch counter of an
+      input, and writes to a counter that picks the batch: held back, it would pick the bad batch
+      again.
     A gate also runs clones of the writes that it holds back and of all ops after them. With such a
     counter among them, the clones would draw a batch of their own.
     """
@@ -271,7 +272,7 @@ def _ways_out(step: StepGraph, writes: List[tf.Operation]) -> List[tf.Operation]
 
 
 def _find_pickers(step: StepGraph, gated: Set[tf.Operation]) -> Set[tf.Operation]:
-    """The variables, none of floats, that pick the batch."""
+    """The non-float variables that pick the batch, such as an index."""
     needed = set(step.order)
     pickers: Set[tf.Operation] = set()
     counts: Dict[tf.Operation, Set[tf.Operation]] = {}  # the variables that a count is made of
@@ -298,7 +299,7 @@ def _find_pickers(step: StepGraph, gated: Set[tf.Operation]) -> Set[tf.Operation
             counts[op] = taken
         elif op.type in _SCALES or (op.type in _CHOOSES and _is_only_written(op, step, needed)):
             continue
-        elif not all(t.dtype == tf.string for t in op.outputs):  # as of an Assert or a summary
+        elif not all(t.dtype == tf.string for t in op.outputs):  # such as an Assert or a summary
             pickers |= taken
     return pickers
 

@@ -141,7 +141,7 @@ class IncidentHandler:
         self._failed_at = None
         self._now.acting = 'on_nan'
         others = [OpenIncident(each.incident, self._replaced) for each in beside]
-        with self._handling(reading, *others) as handled:
+        with self._handling(reading, *others) as handled:  # which records and logs it at its end
             try:
                 self._examine_and_decide(run_context.session, reading, action, handled)
                 for each, other in zip(beside, others):

@@ -95,7 +95,11 @@ class Run:
             training.loss = loss
 
     def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
-        """Reads the incidents from the values of one run."""
+        """Reads the incidents from the values of one run.
+
+        The graph has decided by then (gate/building/builder.py). The row of a gate, of which
+        outcome.py makes it, begins with the number of bad steps that no watcher has read yet.
+        """
         found: List[Reading] = []
         for gate, row, history in zip(self.gates, values, self._histories):
             told = list(_told_in(run_context, gate)) if row[0] else []

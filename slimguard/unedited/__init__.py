@@ -3,7 +3,7 @@
 The files:
 
     instrumentation.py           instrument(): begins, and ends
-    guarded_sessions.py          Session.run, guarded: each run that trains goes through a gate
+    patched_sessions.py          Session.run, guarded: each run that trains goes through a gate
     script_session.py            what watches a session, acts by policy, and the steps it knows
     train_steps.py               which runs train, and what stands in for what they fetch
     shared_updates.py            what of a run trains, and what needs the same updates

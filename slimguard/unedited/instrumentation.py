@@ -18,7 +18,7 @@ from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
 from slimguard.unedited import replaced_functions
-from slimguard.unedited.guarded_sessions import GuardedSessions
+from slimguard.unedited.patched_sessions import PatchedSessions
 from slimguard.unedited.patches import Patches
 
 _active: Optional['Instrumentation'] = None
@@ -116,7 +116,7 @@ class Instrumentation:
         self._replaced = replaced_functions.replacements()
         _replace_everywhere(self._replaced)
         self._patches = Patches()
-        self.sessions = GuardedSessions(on_nan, settings)
+        self.sessions = PatchedSessions(on_nan, settings)
         self.sessions.install(self._patches)
         log().info('sessions are guarded; on_nan=%r, max_loss=%r', on_nan, settings.max_loss)
 

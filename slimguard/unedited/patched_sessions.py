@@ -62,7 +62,7 @@ def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any
         return original(*args, **kwargs)
 
 
-class GuardedSessions:
+class PatchedSessions:
     """Guards the runs of sessions, from `install` until its patches are undone.
 
     Args:
@@ -248,7 +248,7 @@ class GuardedSessions:
             return self._steps_of(graph)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
-        known = kept_on(graph, 'steps', dict)  # by the GuardedSessions in force
+        known = kept_on(graph, 'steps', dict)  # by the PatchedSessions in force
         steps = known.get(self)
         if steps is None:
             steps = known[self] = self._steps_in(graph)

@@ -71,6 +71,7 @@ class Losses:
     def __init__(self) -> None:
         self._last: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._usual = self._limit = 0.0
+        self._usual_is = ''  # which loss that is, in words
         self._good, self._due = 0, _LOSSES  # good steps so far, and at the next look
 
     def note(self, loss: Any) -> None:
@@ -81,13 +82,15 @@ class Losses:
         self._good += 1
         if self._good == 1:
             self._usual, self._limit = self._last[0], _EXPLODED * max(self._last[0], 1.0)
+            self._usual_is = 'the first one'
         if self._good < self._due or self.is_far_above:
             return
         median = statistics.median(self._last)
-        if self._good > _LOSSES:
-            self._usual = max(self._usual, median)
-        elif median <= self._limit:  # Adam with far too large a rate explodes with its first update
+        # Adam with far too large a rate explodes with its first update.
+        is_usual = median <= self._limit if self._good <= _LOSSES else median > self._usual
+        if is_usual:
             self._usual = median
+            self._usual_is = 'the largest median of %d before' % _LOSSES
         self._limit = _RUINED_NOW * self._usual or math.inf  # losses of 0 tell nothing
         self._due = self._good + steps_to_next(self._good, 0)
 
@@ -114,7 +117,7 @@ class Losses:
             return ''
         now = statistics.median(list(self._last)[-few:])
         whose = 'that of the last good step' if is_last else _OF_FEW
-        return _RUIN % (now, whose, self._usual) if now > self._limit else ''
+        return _RUIN % (now, whose, self._usual_is, self._usual) if now > self._limit else ''
 
 
 class Snapshots:
@@ -302,7 +305,7 @@ def _name_of(step: Optional[int], good: int) -> str:
 
 # Begins the reason of an incident after which the last state is not saved.
 IS_RUINED = 'the weights were ruined before, though they are finite'
-_RUIN = ': the loss is %g, %s, and was %g at most'
+_RUIN = ': the loss is %g, %s; %s was %g'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
 _NO_ROOM = (

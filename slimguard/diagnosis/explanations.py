@@ -300,7 +300,7 @@ def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
     variable = graphs.variable_read(tensor)
     name = variable.name if variable is not None else tensor.op.name
     return told._replace(
-        phase='variable', trouble='%s was not finite already before this step' % name
+        phase='variable', trouble='%s was already not finite before this step' % name
     )
 
 

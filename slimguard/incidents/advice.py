@@ -91,8 +91,8 @@ def for_lost_state(goes_back: bool) -> str:
       goes_back: whether a policy in use rolls back.
     """
     told = (
-        'what made it so went past the gate: an update that was run alone or beside the train op, '
-        'or a restore; an update is guarded as a part of the train op, '
+        'what made it so went past the gate: a load or an assign, an update that was run alone or '
+        'beside the train op, or a restore. An update is guarded if it is part of the train op: '
         'slimguard.guard(tf.group(train_op, update))'
     )
     if not goes_back:

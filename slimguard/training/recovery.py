@@ -85,7 +85,7 @@ class Recovery:
         state = snapshot or self._trusted_checkpoint(step)
         if state is not None:
             self._put_back(session, state)
-            log().warning('what is saved is %s%s.', _name_of(state), ruin)
+            log().warning('the variables are put back to %s%s.', _name_of(state), ruin)
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
         """Gives the variables the values that they had in a state."""

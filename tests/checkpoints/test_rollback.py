@@ -94,7 +94,7 @@ def test_weights_that_are_lost_come_back(folder):
     train(train_op, folder, train_step_fn=train_step_fn, hooks=[hook])
     (incident,) = hook.incidents
     assert incident.state_lost and incident.action == 'rollback'
-    assert 'not finite already before this step: w' in incident.reason
+    assert 'already not finite before this step: w' in incident.reason
     assert checkpoint_at(folder) == (5, [])
 
 
@@ -298,8 +298,9 @@ class TestWhatARollbackLeaves:
         told = [line for line in lines if 'rolled back to' in line or 'a restart begins' in line]
         saved = tmp_path / 'model.ckpt-11'
         assert len(told) == 2 and 'rolled back to a snapshot of global step 11' in told[0]
-        state = 'the state gone back to, a snapshot of global step 11, is saved as '
-        assert told[1] == state + 'the newest: %s; a restart begins there.' % saved
+        assert told[1] == (
+            'the state gone back to is saved as the newest: %s; a restart begins there.' % saved
+        )
 
     @pytest.mark.full
     def test_an_earlier_run_of_a_script_saved_is_gone_back_to(self, tmp_path):

@@ -104,7 +104,7 @@ def job_of(logdir, resource, on_nan='skip', peers=0):
     return Job(train, str(logdir), resource, on_nan, peers, ps=2, workers=3)
 
 
-OVERFLOWS, BEFORE = 'not finite once updated: w', 'not finite already before this step: w'
+OVERFLOWS, BEFORE = 'not finite once updated: w', 'already not finite before this step: w'
 # Who computes meanwhile may read a weight that is yet to be put back, and writes nothing.
 READ_EARLY = 'not finite: loss (mul)'
 

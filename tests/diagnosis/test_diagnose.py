@@ -248,7 +248,7 @@ def test_a_loss_above_max_loss_is_said_to_be_just_that():
 def test_a_variable_that_was_bad_before_the_step_is_named():
     w = weights(value=np.nan)
     found = diagnosis_of(Failed(regression(tf.matmul(batches(put(0.0, 0)), w))))
-    assert (found.phase, found.trouble) == ('variable', 'w was not finite already before this step')
+    assert (found.phase, found.trouble) == ('variable', 'w was already not finite before this step')
 
 
 def test_the_ranges_go_along_the_step():

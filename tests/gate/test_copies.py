@@ -89,7 +89,7 @@ def test_what_another_puts_back_meanwhile_is_not_lost(is_trial, use_resource):
     peer.put_back()
     assert not models.changed(before, guarded.snapshot(guarded.sess))
     assert guarded.finding().state_lost
-    assert guarded.finding().reason == 'not finite already before this step: w'
+    assert guarded.finding().reason == 'already not finite before this step: w'
     assert guarded.finding().tensors == ('w',)
     guarded.assert_written()
 

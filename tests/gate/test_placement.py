@@ -172,7 +172,7 @@ def test_an_update_that_overflows_or_finds_a_slot_lost_is_undone_everywhere(trai
     before = training.variables(training.session)
     values = training.run(bias=1e16)
     assert not values[2]
-    reason = 'not finite already before this step: ' + slot.op.name
+    reason = 'already not finite before this step: ' + slot.op.name
     assert training.gate.explain(values[3]).reason == reason
     assert not changed(before, training.variables(training.session))
     slot.load(np.zeros_like(value), training.session)

@@ -291,6 +291,6 @@ def test_what_another_process_puts_back_is_not_lost():
     seen = look_again(guarded.sess, reading)
     assert not seen.incident.state_lost
     assert seen.incident.reason == (
-        'not finite already before this step: dense/Momentum; another process was putting that back'
+        'already not finite before this step: dense/Momentum; another process was putting that back'
     )
     assert seen.incident.tensors == ('dense/Momentum',)

@@ -82,7 +82,9 @@ def test_before_an_error_ruined_weights_give_way_to_it(monkeypatch):
     with LogLines() as lines:
         recovery.leave_ruin(None, 60)
     (line,) = lines
-    assert line.endswith('what is saved is %s/model.ckpt-50; and the weights are ruined.' % LOGDIR)
+    assert line.endswith(
+        'the variables are put back to %s/model.ckpt-50; and the weights are ruined.' % LOGDIR
+    )
 
 
 def test_where_none_is_it_is_the_newest():

@@ -499,7 +499,7 @@ def test_what_was_written_past_the_gate_is_called_so(on_nan, tmp_path):
             session.run(update, {x: float('nan')})
             session.run(train_op, {x: 1.0})
     told = str(caught.value)
-    assert 'not finite already before this step: mean' in told
+    assert 'already not finite before this step: mean' in told
     assert ('skipping does not mend that' in told) == (on_nan == 'skip')
     assert 'went past the gate' in told and 'explodes' not in told
 

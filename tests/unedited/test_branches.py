@@ -120,7 +120,7 @@ def test_a_first_state_that_is_not_finite_is_nothing_to_go_back_to(tmp_path):
         train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(tf.square(weight))
         with tf1.Session() as session:
             session.run(weight.initializer)
-            with pytest.raises(slimguard.NanLossError, match='not finite already before this step'):
+            with pytest.raises(slimguard.NanLossError, match='already not finite before this step'):
                 session.run(train_op)
     (incident,) = record_file.read_incidents(tmp_path)
     assert incident.action == 'raise' and incident.restored is None

@@ -55,7 +55,7 @@ def test_a_rate_in_a_variable_that_holds_a_nan_raises_at_once(on_nan):
         with pytest.raises(slimguard.NanLossError) as caught:
             session.run(train_op, {x: np.ones([8, 4])})
     first, advice = caught.value.incident.diagnosis.splitlines()[0], caught.value.incident.advice
-    assert 'the learning rate itself is not finite: rate was not finite already' in first
+    assert 'the learning rate itself is not finite: rate was already not finite' in first
     assert advice is None and '; going back does not change that' in str(caught.value)
 
 

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
     tensors: Tuple[str, ...]
     reason: str
-    state_lost: bool  # variables were not finite already before the step
+    state_lost: bool  # variables were already not finite before the step
 
 
 def labels_in(message: str) -> List[Label]:
@@ -96,7 +96,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     has_run = named('late') or not parts
     state_lost = bool(named('before') or (named('state') and not has_run))
     if state_lost:
-        parts.append('not finite already before this step: ' + named('before', 'state'))
+        parts.append('already not finite before this step: ' + named('before', 'state'))
     elif named('state', 'written') and not parts:
         parts.append('not finite once updated: ' + named('state', 'written'))
     elif named('state'):  # not 'written': the forward pass wrote it, and is named above

@@ -83,7 +83,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
     more += far or (large_weights(measured) if cause.is_overflow else '')
-    more += _of_probabilities(step, op if op.type == 'Log' else forward)
+    more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
@@ -106,21 +106,27 @@ def _inside(step: Step, op: tf.Operation) -> str:
     return 'somewhere in %s, which cannot be looked into' % where
 
 
-# Ops that pick some of the numbers of a tensor, or take them from 1.
-_PICKS = SAME_NUMBERS | frozenset('Sub Mul Sum GatherV2 GatherNd StridedSlice BatchGather'.split())
+# Ops that pick some of the numbers of a tensor; beside them a Sub takes them from 1.
+_PICKS = SAME_NUMBERS | frozenset('Mul Sum GatherV2 GatherNd StridedSlice BatchGather'.split())
 
 
-def _of_probabilities(step: Step, log: Optional[tf.Operation]) -> str:
-    """Says if a logarithm is that of what a Softmax or a Sigmoid returned, or of 1 less it."""
-    waiting = list(log.inputs) if log is not None and log.type == 'Log' else []
+def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> str:
+    """Says if a Softmax or a Sigmoid returned the 0 of a logarithm, or the 1 in 1 less it."""
+    is_log = log is not None and log.type == 'Log'
+    waiting = [(tensor, 0) for tensor in log.inputs] if log is not None and is_log else []
     while waiting:
-        tensor = waiting.pop()
-        if step.is_fed(tensor):
+        tensor, bad = waiting.pop()
+        op, found = tensor.op, measured.range_of(tensor)
+        if measured.step.is_fed(tensor):
             continue
-        if tensor.op.type in ('Softmax', 'Sigmoid'):
-            return '; its input comes from a %s' % tensor.op.type
-        if tensor.op.type in _PICKS:
-            waiting.extend(tensor.op.inputs)
+        if op.type in ('Softmax', 'Sigmoid'):
+            # Without such a number another factor made the 0, such as a label of zeros.
+            if found is not None and bad in (found.min, found.max):
+                return '; its input comes from a %s' % op.type
+        elif op.type == 'Sub':
+            waiting += [(op.inputs[0], bad), (op.inputs[1], 1 - bad)]
+        elif op.type in _PICKS:
+            waiting += [(given, bad) for given in op.inputs]
     return ''
 
 

@@ -4,6 +4,7 @@ A tensor is not finite; a gradient overflows when it is squared; the loss or the
 above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
+import re
 from typing import Optional, Sequence, Tuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 from slimguard.graph.source_lines import Origins
 from slimguard.incidents import policies
+from slimguard.incidents.incident import Incident
 from slimguard.system import texts
 
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
@@ -206,18 +208,34 @@ def explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     return _too_large(measured, first, trouble)
 
 
+_ABOVE = 'the %s is above its limit'
+_TIMES = r'(loss|gradient norm) \S+ is (\S+) times the median (\S+)'  # in the reason of a spike
+
+
+def with_multiple(found: Diagnosis, incident: Incident) -> Diagnosis:
+    """The diagnosis of a spike with its multiple of the median, as far as the reason has it."""
+    trouble = found.trouble
+    for name, ratio, median in re.findall(_TIMES, incident.reason):
+        value = incident.loss if name == 'loss' else incident.gradient_norm
+        if value is not None:
+            told = 'the %s %.6g is %.6g times the median %.6g'
+            told %= (name, value, float(ratio), float(median))
+            trouble = trouble.replace(_ABOVE % name, told)
+    return found._replace(trouble=trouble)
+
+
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a loss above its limit; `name` is not used."""
     gate = measured.step.gate
     assert gate.loss is not None  # a gate with this label has it
-    trouble = 'the loss is above its limit, and everything is finite'
+    trouble = _ABOVE % 'loss' + ', and everything is finite'
     return _too_large(measured, gate.loss, trouble)
 
 
 def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a norm of all gradients, called `name`, that is above its limit."""
     gate = measured.step.gate
-    trouble = 'the %s is above its limit, and everything is finite' % name
+    trouble = _ABOVE % name + ', and everything is finite'
 
     def largest(tensor: tf.Tensor) -> float:
         found = measured.range_of(tensor)

@@ -277,7 +277,11 @@ def _add_replay(commands) -> None:
         'its end. A bundle holds a graph, and a graph is code: replay only bundles that you '
         'trust.',
     )
-    replay.add_argument('folder', metavar='BUNDLE')
+    replay.add_argument(
+        'folder',
+        metavar='BUNDLE',
+        help='the folder of a bad step, such as LOGDIR/slimguard/incident-4',
+    )
     replay.add_argument(
         '--shell',
         action='store_true',

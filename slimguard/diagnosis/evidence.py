@@ -16,6 +16,7 @@ from slimguard.diagnosis import budget, bundle
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.explanations import with_multiple
 from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes
@@ -195,7 +196,7 @@ class Evidence:
                 return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = budget.SECONDS if is_searched else 0.0
             seconds = math.inf if is_last else seconds
-            return self._diagnose(session, found, labels, seconds, history)
+            return self._diagnose(session, incident, found, labels, seconds, history)
 
     def keep(
         self,
@@ -222,7 +223,7 @@ class Evidence:
             return found
         with OWN_WORK:
             if is_last and not found.is_searched:
-                found = self._diagnose(session, found, labels, math.inf, history)
+                found = self._diagnose(session, incident, found, labels, math.inf, history)
             if self._logdir is None or not (is_last or found.is_wanted):
                 return found
             try:
@@ -244,6 +245,7 @@ class Evidence:
     def _diagnose(
         self,
         session,
+        incident,
         found: Found,
         labels: Sequence[Label],
         seconds: float,
@@ -265,6 +267,7 @@ class Evidence:
             return found._replace(is_searched=True)  # it would fail again
         if self._is_shared:
             said = said._replace(kind='')
+        said = with_multiple(said, incident)
         return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
 
     def _why_no_search(self, seconds: float, is_wanted: bool) -> str:

@@ -4,6 +4,7 @@ A tensor is not finite; a gradient overflows when it is squared; the loss or the
 above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
+import re
 from typing import Optional, Sequence, Tuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 from slimguard.graph.source_lines import Origins
 from slimguard.incidents import policies
+from slimguard.incidents.incident import Incident
 from slimguard.system import texts
 
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
@@ -83,7 +85,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
     more += far or (large_weights(measured) if cause.is_overflow else '')
-    more += _of_probabilities(step, op if op.type == 'Log' else forward)
+    more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
@@ -106,21 +108,27 @@ def _inside(step: Step, op: tf.Operation) -> str:
     return 'somewhere in %s, which cannot be looked into' % where
 
 
-# Ops that pick some of the numbers of a tensor, or take them from 1.
-_PICKS = SAME_NUMBERS | frozenset('Sub Mul Sum GatherV2 GatherNd StridedSlice BatchGather'.split())
+# Ops that pick some of the numbers of a tensor; beside them a Sub takes them from 1.
+_PICKS = SAME_NUMBERS | frozenset('Mul Sum GatherV2 GatherNd StridedSlice BatchGather'.split())
 
 
-def _of_probabilities(step: Step, log: Optional[tf.Operation]) -> str:
-    """Says if a logarithm is that of what a Softmax or a Sigmoid returned, or of 1 less it."""
-    waiting = list(log.inputs) if log is not None and log.type == 'Log' else []
+def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> str:
+    """Says if a Softmax or a Sigmoid returned the 0 of a logarithm, or the 1 in 1 less it."""
+    is_log = log is not None and log.type == 'Log'
+    waiting = [(tensor, 0) for tensor in log.inputs] if log is not None and is_log else []
     while waiting:
-        tensor = waiting.pop()
-        if step.is_fed(tensor):
+        tensor, bad = waiting.pop()
+        op, found = tensor.op, measured.range_of(tensor)
+        if measured.step.is_fed(tensor):
             continue
-        if tensor.op.type in ('Softmax', 'Sigmoid'):
-            return '; its input comes from a %s' % tensor.op.type
-        if tensor.op.type in _PICKS:
-            waiting.extend(tensor.op.inputs)
+        if op.type in ('Softmax', 'Sigmoid'):
+            # Without such a number another factor made the 0, such as a label of zeros.
+            if found is not None and bad in (found.min, found.max):
+                return '; its input comes from a %s' % op.type
+        elif op.type == 'Sub':
+            waiting += [(op.inputs[0], bad), (op.inputs[1], 1 - bad)]
+        elif op.type in _PICKS:
+            waiting += [(given, bad) for given in op.inputs]
     return ''
 
 
@@ -200,18 +208,34 @@ def explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     return _too_large(measured, first, trouble)
 
 
+_ABOVE = 'the %s is above its limit'
+_TIMES = r'(loss|gradient norm) \S+ is (\S+) times the median (\S+)'  # in the reason of a spike
+
+
+def with_multiple(found: Diagnosis, incident: Incident) -> Diagnosis:
+    """The diagnosis of a spike with its multiple of the median, as far as the reason has it."""
+    trouble = found.trouble
+    for name, ratio, median in re.findall(_TIMES, incident.reason):
+        value = incident.loss if name == 'loss' else incident.gradient_norm
+        if value is not None:
+            told = 'the %s %.6g is %.6g times the median %.6g'
+            told %= (name, value, float(ratio), float(median))
+            trouble = trouble.replace(_ABOVE % name, told)
+    return found._replace(trouble=trouble)
+
+
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a loss above its limit; `name` is not used."""
     gate = measured.step.gate
     assert gate.loss is not None  # a gate with this label has it
-    trouble = 'the loss is above its limit, and everything is finite'
+    trouble = _ABOVE % 'loss' + ', and everything is finite'
     return _too_large(measured, gate.loss, trouble)
 
 
 def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a norm of all gradients, called `name`, that is above its limit."""
     gate = measured.step.gate
-    trouble = 'the %s is above its limit, and everything is finite' % name
+    trouble = _ABOVE % name + ', and everything is finite'
 
     def largest(tensor: tf.Tensor) -> float:
         found = measured.range_of(tensor)

@@ -66,21 +66,23 @@ def for_cause(trouble: str) -> str:
 _REPLAY = '; python -m slimguard replay'
 
 
-def for_an_explosion(factor: Optional[float]) -> str:
+def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
     """For a training that used up its rollbacks, or whose loss was above max_loss.
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
+      reason: that of the incident. One that was held as a spike needs no advice to hold spikes.
     """
     policy = 'rollback:3x%.1g' % (0.3 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
     if factor is not None:
         smaller += ', by a smaller factor than %g' % factor
+    hold = 'hold what jumps before it is written (spike=True, or --spike=default), '
     return (
-        'if this training explodes, go back and go on with %s (on_nan=%r, or --on_nan=%s), hold '
-        'what jumps before it is written (spike=True, or --spike=default), train with a smaller '
-        'learning rate from the start, or clip the gradients (clip_gradient_norm of '
-        'create_train_op)' % (smaller, policy, policy)
+        'if this training explodes, go back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
+        'train with a smaller learning rate from the start, or clip the gradients '
+        '(clip_gradient_norm of create_train_op)'
+        % (smaller, policy, policy, '' if 'times the median' in reason else hold)
     )
 
 

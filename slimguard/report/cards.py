@@ -118,13 +118,14 @@ def _kind_of(
     kept = [it for it in members if it.opened is not None]
     lead = next((it for it in members if it in ended), None)
     first = lead or (kept or members)[0]
-    card = _card_or_why_not(first, data.title, draw)
+    card = _card_or_why_not(first, draw)
     said = _count(members)
     if not any(it.diagnosis or it.opened and it.opened.trouble for it in members):
         said.append('not examined')
     if lead is not None:
         is_last = lead.number == data.incidents[-1].number
-        said.append('the one shown ended %s' % ('the training' if is_last else 'a run of it'))
+        what = 'the training' if is_last else 'a run, but not the training'
+        said.append('the one shown ended ' + what)
     elif len(members) > 1:
         which = 'the first' if first is members[0] else 'the first that was kept'
         said.append(which + ' is shown')
@@ -132,7 +133,7 @@ def _kind_of(
         heading=words.begun(first.cause) if isinstance(card, str) else card.headline,
         count=words.begun('; '.join(said)),
         card=card,
-        alike=[_card_or_why_not(it, data.title, draw, True) for it in kept if it is not first],
+        alike=[_card_or_why_not(it, draw, True) for it in kept if it is not first],
     )
 
 
@@ -149,17 +150,17 @@ def _count(incidents: Sequence[IncidentView]) -> List[str]:
 
 
 def _card_or_why_not(
-    it: IncidentView, title: str, draw: Optional[Draw], is_alike: bool = False
+    it: IncidentView, draw: Optional[Draw], is_alike: bool = False
 ) -> Union[Card, str]:
     """A card; or a sentence on why there is none."""
     try:
-        return _card(it, title, draw, is_alike)
+        return _card(it, draw, is_alike)
     except Exception as error:  # whatever it is, it must not cost the rest of the page
         name = it.opened.name if it.opened else 'Incident %d' % it.number
         return '%s cannot be shown: %s: %s' % (name, type(error).__name__, error)
 
 
-def _card(it: IncidentView, title: str, draw: Optional[Draw], is_alike: bool) -> Card:
+def _card(it: IncidentView, draw: Optional[Draw], is_alike: bool) -> Card:
     opened = it.opened
     sentence = '' if opened is None else opened.trouble
     why = '' if opened is None or not opened.explosion else words.begun(opened.explosion) + '.'
@@ -172,7 +173,7 @@ def _card(it: IncidentView, title: str, draw: Optional[Draw], is_alike: bool) ->
         to_do='' if is_alike else _to_do(it),
         facts=_facts(it),
         drawings=[] if draw is None or opened is None else _drawings(opened, draw, is_alike),
-        commands=[] if opened is None else _commands(title, opened),
+        commands=[] if opened is None else _commands(opened),
         is_alike=is_alike,
     )
 
@@ -184,8 +185,8 @@ def heading(it: IncidentView) -> str:
     return 'Incident %d' % it.number if it.opened is None else it.opened.name
 
 
-def _commands(title: str, opened: BundleView) -> List[str]:
-    replay = 'python -m slimguard replay ' + shlex.quote('%s/slimguard/%s' % (title, opened.name))
+def _commands(opened: BundleView) -> List[str]:
+    replay = 'python -m slimguard replay ' + shlex.quote(opened.path)
     without = ['%s --without %d' % (replay, row) for row in opened.bad_rows]
     return [replay, *(without if len(without) == 1 else [])]
 

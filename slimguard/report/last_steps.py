@@ -76,7 +76,8 @@ def curve(steps: LastSteps) -> Optional[Curve]:
     if steps.loss is None or steps.axis != GLOBAL_STEP:
         return None
     points = np.stack([np.array(steps.step, np.float64), steps.loss], axis=1)
-    return curve_of('loss of the last %d steps, to step %d' % (len(points), steps.step[-1]), points)
+    tag = 'loss of the last %d steps, to step %d' % (len(points), steps.step[-1])
+    return curve_of(tag, points, repeats=False)  # a held step has the number of the one before it
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
@@ -122,7 +123,8 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
         return None
-    gaps = np.flatnonzero(np.diff(columns) > 1 + _MOST_CALM)
+    apart, tries = np.diff(columns), _tries_of(steps)[columns]
+    gaps = np.flatnonzero((apart > 1 + _MOST_CALM) | (apart > 1) & (np.diff(tries) > 0))
     column = int(columns[gaps[-1] + 1 if gaps.size else 0])
     row, here = int(np.argmax(out[column])), ratios[column]
     bad, far = np.isnan(here), (out[column] > _FAR) & ~np.isnan(here)
@@ -137,8 +139,20 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
             many += ' more gradient' if first is not None else ' gradient'
             is_state = ' is ' + state if count == 1 else 's are ' + state
             told.append(many + is_state.replace('%s', 'its' if count == 1 else 'their'))
-    said = 'At step %d: %s.' % (steps.step[column], '; '.join(told))
-    return Beginning(column, first, said)
+    where = 'At step %d' % steps.step[column]
+    if steps.step.count(steps.step[column]) > 1:
+        later = len(steps.step) - 1 - column
+        steps_later = '1 step' if later == 1 else '%d steps' % later
+        where += ' (%s)' % (steps_later + ' before the last' if later else 'the last')
+    return Beginning(column, first, '%s: %s.' % (where, '; '.join(told)))
+
+
+def _tries_of(steps: LastSteps) -> np.ndarray:
+    """How many rollbacks there were before each step: after one, a step that was written is new."""
+    step = np.array(steps.step, object)
+    again = step[1:] == step[:-1]
+    back = (step[1:] < step[:-1]) | again & steps.written[1:] & ~steps.written[:-1]
+    return np.concatenate([[0], np.cumsum(back.astype(int))])
 
 
 def _far(ratio: float) -> str:

@@ -47,7 +47,7 @@ class BundleView(NamedTuple):
     """The contents of a bundle, but for its incident.
 
     Attributes:
-      name: the name of its folder.
+      path: its folder, absolute.
       phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
       explosion: what the steps before show of an explosion, in words, or ''.
       trouble: what happened, in a sentence; '' if there is no diagnosis.
@@ -61,7 +61,7 @@ class BundleView(NamedTuple):
       steps: the last steps before the incident; None if they are not known.
     """
 
-    name: str
+    path: str
     phase: str = ''
     explosion: str = ''
     trouble: str = ''
@@ -73,6 +73,11 @@ class BundleView(NamedTuple):
     sheets: Sequence[Sheet] = ()
     versions: str = ''
     steps: Optional[LastSteps] = None
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return os.path.basename(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +138,7 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str], List[str]]:
         try:
             opened = bundle.read(path)
             most = min(16, _MOST_SAMPLES // len(shown))
-            view = _view(os.path.basename(path), opened, most)
+            view = _view(path, opened, most)
             views.append(incident_of(0, opened.incident, view))
         except Exception as error:  # one damaged bundle must not cost the others
             is_said = isinstance(error, (bundle.BundleError, OSError))
@@ -144,18 +149,18 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str], List[str]]:
     return views, unreadable, ['%d older bundles are not shown.' % left_out] if left_out else []
 
 
-def _view(name: str, opened: bundle.Bundle, most: int) -> BundleView:
+def _view(path: str, opened: bundle.Bundle, most: int) -> BundleView:
     said = opened.diagnosis
     drawn = _drawn_by_the_user(opened)
     versions = ', '.join('%s %s' % pair for pair in sorted(opened.versions.items()))
     steps = last_steps.last_steps_of(opened.history)
     if said is None:
         sheets, batch = samples.sheets(drawn, most=most), samples.in_numbers(drawn)
-        return BundleView(name, batch=batch, sheets=sheets, versions=versions, steps=steps)
+        return BundleView(path, batch=batch, sheets=sheets, versions=versions, steps=steps)
     bad, rows = _bad_rows(said)
     suspects = bad if said['phase'] != 'input' else []
     return BundleView(
-        name,
+        path,
         phase=said['phase'],
         explosion=str(said.get('explosion', '')),
         trouble='%s: %s.'
@@ -295,8 +300,9 @@ def _curve_of(
             curve, points = best, best.count
             note += words.OF_LAST_STEPS
     if curve is not None and curve.bad:
-        said = '%d of the %d recorded values were not finite, and are not in the curve. '
-        note += said % (curve.bad, curve.points)
+        one, many = 'was not finite, and is', 'were not finite, and are'
+        said = '%d of the %d recorded values %s not in the curve. '
+        note += said % (curve.bad, curve.points, one if curve.bad == 1 else many)
     if curve is not None and points < 2:
         curve, note = None, note + words.TOO_FEW_POINTS
     return curve, note.strip()
@@ -340,8 +346,10 @@ def summary(data: ReportData) -> str:
     readable = sum(it.opened is not None for it in data.incidents + data.unrecorded)
     if not readable:
         return told(data)
-    kept = '%d of them are kept' % readable if readable > 1 else 'One is kept'
-    return '%s %s, to be run again.' % (told(data), kept)
+    kept = '%d of them are' % readable if readable > 1 else 'One of them is'
+    if len(data.incidents) == 1:  # its bundle, or another's
+        kept = 'Its step is' if data.incidents[0].opened else kept
+    return '%s %s kept, to be run again.' % (told(data), kept)
 
 
 def told(data: ReportData) -> str:

@@ -189,8 +189,9 @@ def in_numbers(
 ) -> List[Tuple[str, str]]:
     """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
 
-    Those that are not finite come first, then those of the most numbers. A line has the first
-    numbers of a row: bad rows, beside a good one; without bad rows, two rows.
+    Those that are not finite come first, then those whose bad rows alone are all zeros, then those
+    of the most numbers. A line has the first numbers of a row: bad rows, beside a good one; without
+    bad rows, two rows.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
@@ -204,15 +205,20 @@ def in_numbers(
             continue
         if as_images(value) is None:
             is_finite = value.dtype.kind in 'iub' or bool(np.isfinite(numbers(value)).all())
-            told.append((is_finite, name, value))
-    told.sort(key=lambda each: (each[0], -each[2].size))
+            bad = {r for r in bad_rows if 0 <= r < len(value) == rows}
+            order = is_finite, not _is_zero_in(value, bad), -value.size
+            told.append((order, name, value, bad))
+    told.sort(key=lambda each: each[0])
     return [
-        (
-            '%s, %s%s' % (name, value.dtype, list(value.shape)),
-            '\n'.join(_lines(value, {r for r in bad_rows if 0 <= r < len(value) == rows})),
-        )
-        for _, name, value in told[:_MOST_SHEETS]
+        ('%s, %s%s' % (name, value.dtype, list(value.shape)), '\n'.join(_lines(value, bad)))
+        for _, name, value, bad in told[:_MOST_SHEETS]
     ]
+
+
+def _is_zero_in(value: np.ndarray, bad: Set[int]) -> bool:
+    """Whether the bad rows of an array, each of several numbers, are its only rows of zeros."""
+    zero = (numbers(value).reshape(len(value), -1) == 0).all(axis=1)
+    return value.ndim > 1 and bool(bad) and set(np.flatnonzero(zero).tolist()) == bad
 
 
 def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:

@@ -244,6 +244,29 @@ def a_logarithm_of_1_less_a_sigmoid():
     return a_logarithm(lambda logits: 1 - tf.nn.sigmoid(tf.abs(logits)))
 
 
+def a_logarithm_of_the_probability_of(label, logit, of=tf.nn.softmax):
+    """Of the labelled class, in a batch whose row 2 has that logit and that label."""
+    x, y = placeholder('x'), placeholder('y')
+    probabilities = of(x * weights([4]))
+    loss = tf.reduce_mean(-tf.math.log(tf.reduce_sum(y * probabilities, axis=1)))
+    labels = np.tile(np.eye(4, dtype=np.float32)[0], [6, 1])
+    bad = {x: with_(logit, 2, 1), y: labels.copy()}
+    bad[y][2] *= label
+    return fails(loss, {x: ONES, y: labels}, bad)
+
+
+def a_class_whose_probability_is_0():
+    return a_logarithm_of_the_probability_of(label=1, logit=1e5)
+
+
+def a_label_of_zeros():
+    return a_logarithm_of_the_probability_of(label=0, logit=2)
+
+
+def a_label_of_zeros_beside_1_less_a_sigmoid_of_0():
+    return a_logarithm_of_the_probability_of(0, -1e5, lambda logits: 1 - tf.nn.sigmoid(logits))
+
+
 def a_logarithm_of_a_relu():
     return a_logarithm(lambda logits: tf.nn.relu(-tf.abs(logits * 1e-3) + 1))
 
@@ -461,6 +484,9 @@ STEPS = [
     (a_logarithm_of_a_softmax, 'log of 0', '; its input comes from a Softmax', 'batch'),
     (a_logarithm_of_1_less_a_sigmoid, 'log of 0', '; its input comes from a Sigmoid', 'batch'),
     (a_logarithm_of_a_relu, 'log of 0', '!comes from', 'batch'),
+    (a_class_whose_probability_is_0, 'log of 0 (1 of 6', 'its input comes from a Softmax', 'batch'),
+    (a_label_of_zeros, 'log of 0 (1 of 6 values), in row 2', '!comes from', 'batch'),
+    (a_label_of_zeros_beside_1_less_a_sigmoid_of_0, 'log of 0 (1 of 6', '!comes from', 'batch'),
     (a_whole_batch_that_overflows, 'overflow of float32', '!in row', 'explosion'),
     (a_row_all_hidden_by_a_constant, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
     (a_row_all_hidden_by_a_logarithm, 'softmax of nothing but -Inf', 'in row 3', 'batch'),

@@ -15,6 +15,13 @@ def test_those_of_one_cause_are_together_whatever_it_made_bad():
     assert [group.count for group in grouped(incidents)] == [3, 1]
 
 
+def test_spikes_are_of_one_kind_whatever_their_multiples_of_the_median():
+    told = 'in the forward pass: the loss %s is %s times the median 8.9, and everything is finite'
+    causes = [told % ('50346', '5660'), told % ('1e+12', '1.2e+11'), told % ('-90.5', '10.2')]
+    incidents = [incident(n, diagnosis=it) for n, it in enumerate(causes)]
+    assert [group.count for group in grouped(incidents)] == [3]
+
+
 def test_one_cause_in_two_lines_of_the_user_is_two_and_an_overflow_is_one_wherever_it_shows():
     told = 'in the forward pass: %s\n  Log:0 (Log)\n  /home/me/train.py:%d%s'
     for cause, more, count in [

@@ -42,7 +42,10 @@ def first_of(*said, **kwargs):
 def test_it_opens_with_what_ended_the_training(end):
     said = [(1, 'skip', NAN), (2, 'rollback', NAN), (3, end, 'loss 7 is above max_loss: x')]
     assert first_of(*said) == ('the one shown ended the training', 'Step 3')
-    assert first_of(*said, (4, 'skip', NAN)) == ('the one shown ended a run of it', 'Step 3')
+    assert first_of(*said, (4, 'skip', NAN)) == (
+        'the one shown ended a run, but not the training',
+        'Step 3',
+    )
 
 
 def test_or_with_the_first_of_the_kind_of_most_incidents():
@@ -159,15 +162,17 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
     pages = []
     for cause in causes:
         data = data_of(
-            (1, 'skip', NAN, 'incident-1'), bundles=[bundle_of('incident-1', cause=cause)]
+            (1, 'skip', NAN, 'incident-1'),
+            bundles=[bundle_of('/a b/slimguard/incident-1', cause=cause)],
         )
         pages.append(html.render(data))
     assert 'tf.math.divide_no_nan(x, y)' in pages[0] and 'divide_no_nan' not in pages[1]
     assert 'a small epsilon' in pages[1]
     # An op that only shows that the training had exploded is not what to mend.
     assert 'a smaller learning rate' in pages[2] and 'tf.minimum' not in pages[2]
-    replay = 'python -m slimguard replay x/slimguard/incident-1'
-    assert '<pre class="command">%s\n%s --without 2</pre>' % (replay, replay) in pages[0]
+    replay = "python -m slimguard replay '/a b/slimguard/incident-1'"
+    said = '<pre class="command">%s\n%s --without 2</pre>' % (replay, replay)
+    assert said.replace("'", '&#39;') in pages[0]
 
 
 @pytest.mark.parametrize('has_images', [True, False])
@@ -179,3 +184,11 @@ def test_the_numbers_of_a_label_are_folded_beside_the_images_it_is_of(has_images
     it = dataclasses.replace(it, opened=opened)
     page = html.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=[it]))
     assert 'row 1: 1' in page and ('<details open>' in page) != has_images
+
+
+def test_what_is_kept_is_said_of_one_incident_and_of_some():
+    one, two = (1, 'skip', NAN, 'incident-1'), (2, 'raise', NAN)
+    bundles = [bundle_of('incident-1')]
+    said = [report_data.summary(data_of(*it, bundles=bundles)) for it in ([one], [one, two])]
+    assert said[0] == 'One incident: 1 skipped. Its step is kept, to be run again.'
+    assert said[1].endswith('1 raised, 1 skipped. One of them is kept, to be run again.')

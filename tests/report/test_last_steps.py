@@ -91,6 +91,23 @@ def test_it_begins_where_the_last_explosion_does():
     assert (began(norms).column, began(norms).gradient) == (50, 1)
 
 
+def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
+    norms, good = np.ones([8, 2]), np.ones(8)
+    norms[[1, 3, 7]], good[[1, 3, 7]] = 1e3, 0  # held at step 1, gone back to 0; twice
+    step = [1, 1, 1, 1, 1, 2, 3, 3]
+    begin = began(norms, step=step, good=good)
+    assert begin.column == 7
+    assert begin.said.startswith('At step 3 (the last): all gradients are above 100 times')
+    begin = began(norms[:6], step=step[:6], good=good[:6])
+    assert begin.column == 3 and begin.said.startswith('At step 1 (2 steps before the last): ')
+    # A step that was held and left out is no rollback.
+    skipped = [0, 1, 0, 1, 0, 0]
+    begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])
+    assert begin.column == 1
+    found = last_steps.curve(steps_of(norms, step=step, good=good, loss=range(8)))
+    assert [len(each) for each in found.segments] == [1, 1, 1, 1, 3, 1]
+
+
 def test_a_norm_of_zero_is_the_lowest_unless_most_are():
     norms = np.ones([9, 2])
     norms[8, 0] = 0

@@ -372,6 +372,16 @@ def test_where_the_event_files_have_few_points_the_last_steps_are_the_curve(
         assert is_of_last or (data.curve.count, data.curve_note) == (points, '')
 
 
+@pytest.mark.every_cell
+@pytest.mark.parametrize('bad', [1, 2])
+def test_what_is_not_in_the_curve_is_counted(bad, tmp_path):
+    losses = [float('nan')] * bad + [1.0] * 40
+    test_loss_history.write(tmp_path, list(enumerate(losses)))
+    verb = 'was not finite, and is' if bad == 1 else 'were not finite, and are'
+    note = '%d of the %d recorded values %s not in the curve.' % (bad, 40 + bad, verb)
+    assert report_data.gather(str(tmp_path)).curve_note == note
+
+
 def test_an_input_without_a_value_has_no_line(sound_and_not):
     logdir, path = sound_and_not
     one = dict(name='sum/axes:0', range=None, where='')
@@ -485,7 +495,7 @@ def test_a_logdir_with_spaces_and_letters_of_all_kinds(copy):
     assert report.main(logdir, output=output, png=str(picture).encode()) == 0
     seen = Seen(output.read_text(encoding='utf-8'))
     assert len(seen.of('article')) == 3
-    assert "python -m slimguard replay 'größe 100% #1?/slimguard/incident-" in seen.text
+    assert "python -m slimguard replay '%s/slimguard/incident-" % logdir in seen.text
     assert picture.exists()
 
 

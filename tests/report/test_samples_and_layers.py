@@ -66,6 +66,18 @@ def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one
     assert numbers['y:0, int64[8]'] == 'row 0, bad: 0\nrow 1, good: 1'
 
 
+def test_a_batch_with_zeros_in_the_bad_row_alone_is_the_first():
+    label = np.eye(4, dtype=np.float32)
+    drawn = {'x:0': np.ones([4, 20], np.float32), 'label:0': label, 'class:0': np.arange(4)}
+
+    def first(*bad):
+        return samples.in_numbers(drawn, bad, 4)[0][0].partition(',')[0]
+
+    assert first(2) == 'x:0'
+    label[2] = 0
+    assert first(2) == 'label:0' and first(1) == first(0) == first() == 'x:0'
+
+
 def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
     value = batch(rows=2, side=500, channels=3)
     value[1, 499, 3, 2] = np.nan

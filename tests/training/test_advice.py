@@ -57,6 +57,13 @@ def test_the_error_advises_what_fits_the_cause_and_the_policy(on_nan, batch, say
     assert not [each for each in others if each in str(caught.value)]
 
 
+def test_who_holds_spikes_already_is_not_told_to():
+    spike = 'loss 5.035e+04 is 5.66e+03 times the median 8.9 of the last 30 good steps'
+    assert 'spike' not in advice.for_an_explosion(0.5, spike)
+    for reason in ('', 'above max_loss: loss total_loss'):
+        assert '(spike=True, or --spike=default), train' in advice.for_an_explosion(0.5, reason)
+
+
 def test_who_skips_already_is_not_told_to():
     for of_data in (True, False):
         told = [

@@ -43,6 +43,8 @@ BY_CAUSE = {
     'keep more frames.',
     'mean of an empty tensor': 'Divide the sum by tf.maximum(count, 1.0).',
     'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
+    'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
+    'raise the limit; else train with a smaller learning rate, or clip the gradients.',
 }
 # By the phase of a diagnosis, for any other cause.
 BY_PHASE = {

@@ -334,7 +334,7 @@ def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:
         return advice.for_lost_state(goes_back)
     may_explode = handled.kind == EXPLOSION or handled.phase == 'unknown'
     if may_explode or _asks_for_advice(handled.incident):
-        return advice.for_an_explosion(policies.learning_rate)
+        return advice.for_an_explosion(policies.learning_rate, handled.incident.reason)
     return None
 
 

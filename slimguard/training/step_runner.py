@@ -1,5 +1,6 @@
 """One step of slim's loop: in one run where it can, else by the step function."""
 
+import contextlib
 import time
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
@@ -51,7 +52,6 @@ class StepRunner:
         self._in_one_run: Optional[Callable[[], Any]] = None
         self._training = training
         self._step_before: Optional[int] = None
-        self._traced: Optional[int] = None
 
     def run(
         self, session: HookedSession, train_op, global_step, train_step_kwargs
@@ -65,7 +65,10 @@ class StepRunner:
             if not self._traces_now(schedule, global_step, train_step_kwargs):
                 return self._run_once(run, schedule, global_step)
         self._step_before = None
-        return self._train_step_fn(session, train_op, global_step, train_step_kwargs)
+        kwargs = train_step_kwargs
+        if 'should_trace' in kwargs and 'summary_writer' in kwargs:
+            kwargs = dict(kwargs, summary_writer=_TraceWriter(kwargs['summary_writer']))
+        return self._train_step_fn(session, train_op, global_step, kwargs)
 
     def step_now(self, global_step) -> int:
         """The global step, read from the session only if no step has returned it."""
@@ -105,11 +108,25 @@ class StepRunner:
         return loss, number_of_steps is not None and step >= number_of_steps
 
     def _traces_now(self, schedule: Schedule, global_step, train_step_kwargs) -> bool:
-        """Whether slim's step is to trace this one: no global step twice, as after a bad step."""
         every = schedule.trace_every_n_steps
         if not every or 'should_trace' not in train_step_kwargs:
             return False
-        step = self.step_now(global_step)
-        is_due = step % every == 0 and step != self._traced
-        self._traced = step if is_due else self._traced
-        return is_due
+        return self.step_now(global_step) % every == 0
+
+
+class _TraceWriter:
+    """A summary writer that keeps the first of several traces of one global step.
+
+    slim names a trace by the global step after it, where a bad step leaves it, and a writer refuses
+    a name that it has.
+    """
+
+    def __init__(self, writer):
+        self._writer = writer
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+    def add_run_metadata(self, run_metadata, tag, global_step=None):
+        with contextlib.suppress(ValueError):
+            self._writer.add_run_metadata(run_metadata, tag, global_step)

@@ -25,7 +25,6 @@ from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.job import is_remote
 from slimguard.cluster.waiting import Readiness
 from slimguard.gate.histograms import leave_out_bad_values
-from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
@@ -40,7 +39,7 @@ from slimguard.training.training import Training, TrainingSettings
 from slimguard.training.watchers import handed, with_watcher
 
 _slim = compat.import_slim().learning
-# Kept, as `_slim`'s own attributes may be replaced by the functions below.
+# Kept, as code may put the functions below in the place of `_slim`'s own.
 _slim_create_train_op = _slim.create_train_op
 _slim_train = _slim.train
 
@@ -125,12 +124,7 @@ def create_train_op(
         gradient_multipliers=gradient_multipliers,
         check_numerics=check_numerics,
     )
-    return cast(tf.Tensor, guard_new(train_op))  # guarding a Tensor gives a Tensor
-
-
-def guard_new(train_op: TrainOp) -> TrainOp:
-    """Guards a train op that was just created, and the histogram summaries made with it."""
-    guarded = gates.guard(train_op)
+    guarded = cast(tf.Tensor, gates.guard(train_op))  # guarding a Tensor gives a Tensor
     leave_out_bad_values(guarded.graph)
     return guarded
 

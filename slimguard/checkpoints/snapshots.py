@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.variables import all_variables, assign, read_variables, size_of
+from slimguard.incidents.history import EXPLODED, FAR
 from slimguard.system import memory
 from slimguard.system.log import log
 
@@ -29,14 +30,10 @@ _BYTES = 32 << 20
 # A state is ruined, and not kept, if its loss is so many times the usual one. A loss that rises for
 # another reason does not rise so far.
 _RUINED = 10.0
-# The weights are ruined now if the last losses are so many times the usual one. The factor is above
-# ten because slimguard skips no bad step then, and the losses of two networks that compete may rise
-# tenfold.
-_RUINED_NOW = 100.0
-# The first ten steps exploded if their loss is so many times the first loss, and 1.
-_EXPLODED = 1000.0
-# The loss of a state, and that of the first steps, is the median over so many good steps. With few
-# images in a batch any single loss may be small.
+# The weights are ruined now if the last losses are FAR times the usual one, which is far above ten
+# because slimguard skips no bad step then, and the losses of two networks that compete may rise
+# tenfold. The loss of a state, and that of the first steps, is the median over so many good steps:
+# with few images in a batch any single loss may be small.
 _LOSSES = 10
 # The loss now is the median of so many good steps. After so many spikes in a row the weights are to
 # blame, not the batches.
@@ -81,7 +78,7 @@ class Losses:
         self._last.append(abs(float(loss)))
         self._good += 1
         if self._good == 1:
-            self._usual, self._limit = self._last[0], _EXPLODED * max(self._last[0], 1.0)
+            self._usual, self._limit = self._last[0], EXPLODED * max(self._last[0], 1.0)
             self._usual_is = 'the first one'
         if self._good < self._due or self.is_far_above:
             return
@@ -91,7 +88,7 @@ class Losses:
         if is_usual:
             self._usual = median
             self._usual_is = 'the largest median of %d before' % _LOSSES
-        self._limit = _RUINED_NOW * self._usual or math.inf  # losses of 0 tell nothing
+        self._limit = FAR * self._usual or math.inf  # losses of 0 tell nothing
         self._due = self._good + steps_to_next(self._good, 0)
 
     def forget_last(self) -> None:

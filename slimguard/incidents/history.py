@@ -21,9 +21,9 @@ def norm_of(row: np.ndarray) -> float:
 # A learning rate jumps this many times; a number surges this many times over its median.
 _JUMP, _SURGE = 3.0, 10.0
 _LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
-# A number grew far if it is _FAR times all usual ones. If these are fewer than _FEW, it has to be
-# _EXPLODED times the largest of them, or 1 if that is larger: a training may explode at once.
-_FEW, _FAR, _EXPLODED = 10, 100.0, 1000.0
+# A number grew far if it is FAR times all usual ones. If these are fewer than _FEW, it has to be
+# EXPLODED times the largest of them, or 1 if that is larger: a training may explode at once.
+_FEW, FAR, EXPLODED = 10, 100.0, 1000.0
 
 
 class History(NamedTuple):
@@ -101,7 +101,7 @@ def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.n
         before = sizes[: np.flatnonzero(sizes <= usual)[-1] + 1]
         is_short = len(before) < _FEW
         largest = float(before.max())
-        most = _EXPLODED * max(largest, 1.0) if is_short else _FAR * largest
+        most = EXPLODED * max(largest, 1.0) if is_short else FAR * largest
         if sizes[-1] > most:
             first = int(places[np.flatnonzero(before <= 2 * before.min())[-1]])
             last = int(places[-1])

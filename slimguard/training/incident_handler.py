@@ -254,11 +254,10 @@ class IncidentHandler:
         if incident.action == 'skip':
             why = (handled.cause or '') + handled.again
             self._policies.step_was_skipped(why=why.lstrip('; ') or None)
-        tried = self._policies.rollbacks > 0
+        has_tried = self._policies.rollbacks or isinstance(self._now.policy, Rollback)
         if isinstance(self._now.policy, Rollback):
-            tried = True
             incident = self._roll_back(run_context.session, handled, self._now.policy, job)
-        if incident.action == 'raise' and (tried or _asks_for_advice(incident)):
+        if incident.action == 'raise' and (has_tried or _asks_for_advice(incident)):
             incident = handled.note(advice=_advice(handled, self._policies))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
             self._recovery.leave_ruin(run_context.session, incident.step)

@@ -95,7 +95,7 @@ def test_each_section_of_the_page_has_the_report_advise_something_of_its_own():
 
 
 @pytest.mark.every_cell
-@pytest.mark.parametrize('name, bad, said, cure', recipes())
+@pytest.mark.parametrize('name, bad, said, cure', [*recipes()])
 def test_the_page_shows_what_is_said_and_what_helps(name, bad, said, cure):
     fed = FED.get(name, {})
     _, error = train(bad, fed)

@@ -132,7 +132,7 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
 @pytest.mark.full
 @two_loops
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
+    monkeypatch.setattr(snapshots, 'FAR', 1e-9)  # so what is in memory is always ruined
     policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
     with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
         loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))

@@ -95,7 +95,9 @@ def train(fetches_of, use_resource, bad=(), logdir=None):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('name, use_resource', zip(EVALUATIONS, [False, True, False, True, False]))
+@pytest.mark.parametrize(
+    'name, use_resource', [*zip(EVALUATIONS, [False, True, False, True, False])]
+)
 def test_good_evaluations_keep_their_bits_and_a_bad_one_writes_nothing(
     name, use_resource, tmp_path
 ):

@@ -50,7 +50,7 @@ def same(one, other):
 LOOPS = {'session': plain_session, 'monitored': tf1.train.MonitoredSession}
 
 
-@pytest.mark.parametrize('kind, loop', zip(KINDS, [*LOOPS] * 4))
+@pytest.mark.parametrize('kind, loop', [*zip(KINDS, [*LOOPS] * 4)])
 def test_the_bits_and_what_is_drawn_next_are_those_of_a_plain_run(kind, loop):
     expected = train(kind, LOOPS[loop])
     assert same(train(kind, LOOPS[loop], slimguard.instrument), expected)

@@ -113,7 +113,7 @@ def run(make, use_resource, tmp_path=None, bad=(), **kwargs):
 @pytest.mark.full
 @pytest.mark.parametrize(
     'make, use_resource',
-    zip(SCRIPTS, [False, True] * 3),
+    [*zip(SCRIPTS, [False, True] * 3)],
     ids=lambda each: getattr(each, '__name__', None),
 )
 def test_good_steps_keep_their_bits_and_a_bad_one_is_undone(make, use_resource, tmp_path):

@@ -265,7 +265,7 @@ BUILDS = [group_with_average, loss_after_the_update, with_own_optimizer, under_u
 @pytest.mark.full
 @pytest.mark.parametrize(
     'build, loop',
-    zip(BUILDS, [plain, monitored, supervised, plain, monitored]),
+    [*zip(BUILDS, [plain, monitored, supervised, plain, monitored])],
     ids=lambda each: each.__name__,
 )
 def test_whatever_is_built_around_an_optimizer_a_bad_step_changes_no_bit(build, loop, tmp_path):

@@ -4,9 +4,7 @@ Every other name of the installed `slim.learning` is also here, unchanged, so th
 ``from slimguard import learning`` replaces it.
 """
 
-import contextlib
-import functools
-from typing import Any, Callable, Optional, Sequence, Tuple, cast
+from typing import Any, Optional, Sequence, cast
 
 from slimguard import compat
 
@@ -18,25 +16,17 @@ except ImportError:
     raise
 
 from slimguard import gate as gates
-from slimguard.checkpoints import repair
-from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
-from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.step_turn import taking_turns
-from slimguard.cluster.job import is_remote
-from slimguard.cluster.waiting import Readiness
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
-from slimguard.system.log import log
 from slimguard.training import trainable
-from slimguard.training.loop import SlimLoop
-from slimguard.training.step_history import STEPS, require_history, summaries_in
+from slimguard.training.slim_training import train_with_slim
+from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
-from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.watchers import handed, with_watcher
+from slimguard.training.training import TrainingSettings
 
 _slim = compat.import_slim().learning
 # Kept, as code may put the functions below in the place of `_slim`'s own.
@@ -233,134 +223,43 @@ def train(
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     require_policy(on_nan)
-    logdir = trainable.as_logdir(logdir)
-    said = max_loss, logdir, ends_job, capture, max_bundles
-    given = progress, preemption_seconds, spike, require_history(history)
-    settings = TrainingSettings(*said, *given).require()
+    said = max_loss, trainable.unless_empty(logdir), ends_job, capture, max_bundles
+    more = progress, preemption_seconds, spike, require_history(history)
+    settings = TrainingSettings(*said, *more).require()
     trainable.require_flags(ends_job, is_chief)
     graph = graph or tf1.get_default_graph()
     train_op = trainable.as_train_op(train_op)
     trainable.require_trainable(train_op, graph, saver)
-    global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
-    # An op that writes nothing needs no guard, and slim trains such ops as well.
-    if gates.writes_something(train_op):
-        train_op = gates.guard(train_op)
-    else:
-        trainable.warn_of_no_training(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, settings)
-    if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
-        offer_saver(graph, saver)
-    checkpoints = None
-    if is_chief and logdir is not None:
-        checkpoints = Restorer(saver, logdir, global_step)
-        repair.resume_from_good(logdir)
-        if summary_writer == _USE_DEFAULT:
-            # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
-            summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
-    writer = None if checkpoints is None else summary_writer
-    training = Training(
-        settings,
-        is_open=True,
-        checkpoints=checkpoints,
-        saver=saver,
-        number_of_steps=number_of_steps,
-        summary_writer=writer,
-        summaries=summaries_in(writer, save_summaries_secs),
-        is_chief=is_chief,
-    )
-    training.capture(*gates.gates_of(graph).values())
-    before_session = _wait_for_chief(graph, master, is_chief, session_config)
     # Only slim's own step, with its own arguments, can be replaced by the faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    with taking_turns(graph) as turn, handed(hooks, training), training.running():
-        with graph.as_default():
-            for hook in hooks:
-                hook.begin()
-            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if checkpoints else None
-            steps = SlimLoop(
-                train_step_fn,
-                session_wrapper,
-                hooks,
-                watcher,
-                train_op,
-                training,
-                schedule=schedule,
-                before_session=before_session,
-                note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
-                turn=turn,
-                summary_op=own,
-            )
-            with contextlib.ExitStack() as stack:
-                if checkpoints is not None or gates.ranks_in(graph).end_together:
-                    stack.enter_context(training.signals)
-                before_session()
-                loss = _slim_train(
-                    train_op,
-                    logdir,
-                    train_step_fn=turn.stepping(steps.step),
-                    train_step_kwargs=train_step_kwargs,
-                    log_every_n_steps=log_every_n_steps or 0,
-                    graph=graph,
-                    master=master,
-                    is_chief=is_chief,
-                    global_step=global_step,
-                    number_of_steps=number_of_steps,
-                    init_op=init_op,
-                    init_feed_dict=init_feed_dict,
-                    local_init_op=local_init_op,
-                    init_fn=init_fn,
-                    ready_op=ready_op,
-                    summary_op=summary_op if own is None else None,
-                    save_summaries_secs=save_summaries_secs,
-                    summary_writer=summary_writer,
-                    startup_delay_steps=startup_delay_steps,
-                    saver=saver,
-                    save_interval_secs=save_interval_secs,
-                    sync_optimizer=sync_optimizer,
-                    session_config=session_config,
-                    session_wrapper=steps.wrap,
-                    trace_every_n_steps=trace_every_n_steps,
-                    ignore_live_threads=ignore_live_threads,
-                )
-        steps.raise_swallowed()
-        watcher.end_job()
-    if checkpoints is not None and saver.failure is not None:
-        raise saver.failure  # the Supervisor has dropped it
-    return loss
-
-
-def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]) -> Tuple[Any, Any]:
-    """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
-
-    slim makes both too late: the gate reads the step, and we save before an error leaves.
-    """
-    with graph.as_default():
-        if global_step is None:
-            global_step = tf1.train.get_or_create_global_step()
-        if logdir is not None and not isinstance(saver, FiniteSaver):
-            saver = FiniteSaver(saver)
-    return global_step, saver
-
-
-def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
-    """A function to call before slim makes a session: slim looks for the chief every 30 s only."""
-    if is_chief or not is_remote(str(master)):
-        return lambda: None
-    return functools.partial(Readiness(graph).wait, master, config)
-
-
-def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> None:
-    """Logs, when a session begins, that there is nothing left to train."""
-    if number_of_steps is None:
-        return
-    step = session.run(global_step)
-    if step >= number_of_steps:
-        log().warning(_COMPLETE, step, number_of_steps)
-
-
-_COMPLETE = (
-    'this training was complete already: its global step is %d, and number_of_steps is '
-    "%d. slim's loop runs one more step all the same, and train() returns its loss."
-)
+    given = dict(
+        train_step_fn=train_step_fn,
+        train_step_kwargs=train_step_kwargs,
+        log_every_n_steps=log_every_n_steps or 0,
+        graph=graph,
+        master=master,
+        is_chief=is_chief,
+        global_step=global_step,
+        number_of_steps=number_of_steps,
+        init_op=init_op,
+        init_feed_dict=init_feed_dict,
+        local_init_op=local_init_op,
+        init_fn=init_fn,
+        ready_op=ready_op,
+        summary_op=summary_op,
+        save_summaries_secs=save_summaries_secs,
+        summary_writer=summary_writer,
+        startup_delay_steps=startup_delay_steps,
+        saver=saver,
+        save_interval_secs=save_interval_secs,
+        sync_optimizer=sync_optimizer,
+        session_config=session_config,
+        session_wrapper=session_wrapper,
+        trace_every_n_steps=trace_every_n_steps,
+        ignore_live_threads=ignore_live_threads,
+    )
+    return train_with_slim(
+        _slim_train, train_op, settings, hooks or (), on_nan, schedule, _USE_DEFAULT, given
+    )

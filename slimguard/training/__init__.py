@@ -1,23 +1,30 @@
 """Loops: what runs a train op, what watches each step, and what ends a training.
 
-What watches, in any loop:
+The way of a bad step, in any loop:
 
-    gate_watcher.py       GateWatcher, the hook behind NanLossHook
-    watched_run.py        which runs are steps to watch, what to fetch in them, how to read it
-    incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
-    incident_handler.py   examines, decides, acts and records
-    open_incident.py      an incident while it is handled and examined
+    hooked_session.py     HookedStep, the one way to run a step; a session that calls hooks
+    gate_watcher.py       GateWatcher, the hook behind NanLossHook, gets the values of the run
+    watched_run.py        what was fetched in it, and the incidents that the values tell of
+    incident_handler.py   examines, decides, acts and records (in incidents/journal.py)
+    open_incident.py      an incident while it is examined and handled
+
+What that needs:
+
+    steps_to_watch.py     which runs of a session are steps
+    step_history.py       the last steps, and whether the next is a spike
+    step_summaries.py     the same as scalars in TensorBoard
     recovery.py           back to a checkpoint: one process, or a job
     back_off.py           smaller updates after that
-    watchers.py           hands them their training; picks the one that decides
-    step_history.py       the last steps, and whether the next is a spike; TensorBoard's scalars
+    preparation.py        what a new session needs for both, before its first step
+    watchers.py           hands the hooks their training; picks the one that decides
 
 The loops:
 
-    hooked_session.py     HookedStep, the one way to run a step; a session that calls hooks
     fetch_structures.py   whatever a session is asked to fetch and feed; runs that come again
     prepared_runs.py      runs that come again, each kind prepared once
+    hook_fetches.py       what hooks ask to be fetched and fed in a step
     watched_session.py    watch(), for a plain session
+    slim_training.py      what a training in slim's loop has around it
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
     trainable.py          what a train op and its graph have to be, and what to do if they are not
@@ -26,6 +33,7 @@ The loops:
 Around a training:
 
     training.py           what is said of it; captures, signals, progress, the last save
+    record_folder.py      where a hook keeps its record, and a session its checkpoints
     hook_loop.py          opens that in a loop that knows hooks only, in the session's directory
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar

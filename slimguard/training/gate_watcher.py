@@ -1,18 +1,17 @@
 """The hook that watches the guarded train ops of a graph: :class:`GateWatcher`.
 
-It puts together what is each a file of its own: which runs to watch (watched_run.py), what they
-tell (incident_reading.py), and what is then done (incident_handler.py).
+A bad step goes one way: `take` gets the values of its run, `Run.read` (watched_run.py) makes an
+incident of them, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and
+records. Which runs are steps is in steps_to_watch.py.
 """
 
-from typing import Any, List, Optional, Sequence
+import collections
+from typing import Any, Deque, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.checkpoints.finite_saver import offer_saver
-from slimguard.checkpoints.rollback import RankRestorer, Restorer
-from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
 from slimguard.compat import tf_callers
@@ -22,19 +21,23 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import Raise, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import as_spike
-from slimguard.system.log import log
-from slimguard.training import back_off
-from slimguard.training.hook_loop import HookLoop, found_for, warn_of_another
-from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
-from slimguard.training.incident_reading import Reading, by_run, look_again
-from slimguard.training.open_incident import IncidentList
-from slimguard.training.recovery import Preparation, Recovery
-from slimguard.training.step_history import STEPS, Histories, summaries_beside
+from slimguard.training.hook_loop import HookLoop
+from slimguard.training.incident_handler import IncidentHandler
+from slimguard.training.open_incident import OpenIncident, look_again
+from slimguard.training.preparation import Preparation
+from slimguard.training.record_folder import find_record_folder
+from slimguard.training.recovery import Recovery, recovery_in
+from slimguard.training.step_history import STEPS, Histories
+from slimguard.training.step_summaries import summaries_beside
+from slimguard.training.steps_to_watch import WatchedRuns, refusal_without_gate, require_loss_in
 from slimguard.training.training import DEFAULTS, Training, TrainingSettings
-from slimguard.training.watched_run import Run, WatchedRuns
+from slimguard.training.watched_run import Reading, Run, by_run
+
+# How many incidents a hook remembers; the record in the logdir has them all.
+_REMEMBERED = 1000
 
 
 class GateWatcher(tf1.train.SessionRunHook):
@@ -42,7 +45,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     Attributes:
       max_loss, logdir, ends_job: the user's settings of this hook; see `NanLossHook`.
-      incidents: the last thousand incidents, a list of `Incident`.
+      incidents: the last thousand incidents, a list of `Incident`, each in its newest version.
       incident_count: how many there were in all.
       histories: keeps the last steps of each gate.
       runs: knows which runs are steps to watch; made anew for each training.
@@ -61,8 +64,8 @@ class GateWatcher(tf1.train.SessionRunHook):
     ):
         self._settings = self._in_force = settings.require()
         self.max_loss, self.logdir, self.ends_job = self._settings[:3]
-        self._incident_list = IncidentList()
-        self.incidents = self._incident_list.incidents
+        self._opened: Deque[OpenIncident] = collections.deque(maxlen=_REMEMBERED)
+        self.incident_count = 0
         self.on_nan, self._loss = on_nan, loss
         self.job: Optional[Job] = None
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
@@ -72,13 +75,13 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._be_idle()
 
     @property
-    def incident_count(self) -> int:
-        return self._incident_list.count
+    def incidents(self) -> List[Incident]:
+        return [each.incident for each in list(self._opened)]
 
     @property
     def fallbacks(self) -> Sequence[Any]:
         """The policies in force, in order."""
-        return self._handler.fallbacks
+        return self._policies.fallbacks
 
     @property
     def own_settings(self) -> TrainingSettings:
@@ -103,7 +106,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def begin(self):
         graph = tf1.get_default_graph()
-        _require_loss_in(graph, self._loss, type(self).__name__)
+        require_loss_in(graph, self._loss, type(self).__name__)
         self.job = None
         policies = FallbackChain(self.on_nan, self._otherwise)
         calling = self._look_around()
@@ -134,9 +137,10 @@ class GateWatcher(tf1.train.SessionRunHook):
         if self._training.makes_sessions:
             self.runs.watch(session)
         if self.job is not None:
+            self._handler.job = self.job
             done, leaving = self._training.is_done, self._record_unseen
-            self.job.enter(session, coord, self._prepare, done, leaving)
-            self._handler.join_job(self.job.rollbacks)
+            self.job.enter(session, coord, self._handler.prepare, done, leaving)
+            self._handler.note_rollbacks(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
@@ -145,7 +149,7 @@ class GateWatcher(tf1.train.SessionRunHook):
     def before_step(self, session) -> None:
         """The part of `before_run` that comes before it is known what is run."""
         if self.job is not None:
-            with self._training.saving_before_errors(session, self):
+            with self._training.saving_before_errors(session):
                 self.job.check()
         self._training.is_saved = False
         self._preparation.before_step(session)
@@ -185,6 +189,28 @@ class GateWatcher(tf1.train.SessionRunHook):
         for together in by_run(found):
             self.handle(run_context, *together)
 
+    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+        """Handles one incident of a run, with the other incidents of that run beside it."""
+        found = [*beside, reading]
+        if self.job is not None:
+            found = [look_again(run_context.session, each) for each in found]
+        *others, opened = map(self._open, found)
+        is_own = getattr(self.on_nan_loss, '__func__', None) is GateWatcher.on_nan_loss
+        override: Any = None if is_own else self.on_nan_loss
+        name = type(self).__name__ + '.on_nan_loss'
+        self._handler.handle(run_context, opened, others, override, name)
+
+    def _open(self, reading: Reading) -> OpenIncident:
+        """Lists an incident; in a job, with the name of this process."""
+        opened = OpenIncident(reading if self.job is None else reading.on(self.job.worker))
+        self._opened.append(opened)
+        self.incident_count += 1
+        return opened
+
+    def step_was_good(self, session, loss: Any) -> None:
+        """Notes a step that was no incident, and its loss or None."""
+        self._handler.step_was_good(session, loss)
+
     def end(self, session):
         if self._loop is not None:
             self._loop.end(session, self.incident_count)
@@ -203,35 +229,13 @@ class GateWatcher(tf1.train.SessionRunHook):
           run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
           incident: the `Incident`, which is already the last of `incidents`.
         """
-        self._handler.act_by_policy(run_context, incident, self.job, self._in_force.ends_job)
-
-    def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step that was no incident, and its loss or None."""
-        self._handler.step_was_good(session, loss)
-
-    @with_short_traceback
-    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
-        """Lets `on_nan_loss` act on one incident of a run; records all, then raises its errors."""
-        with self._training.saving_before_errors(run_context.session, self):
-            found = _looked_at(self.job, run_context.session, [*beside, reading])
-            *others, reading = map(self._remember, found)
-            self._handler.handle(run_context, reading, _action_of(self), others)
-
-    def _remember(self, reading: Reading) -> Reading:
-        """Lists the incident, which comes back with the name of this process."""
-        reading = reading if self.job is None else reading.on(self.job.worker)
-        self._incident_list.add(reading.incident)
-        return reading
+        self._handler.act_on(run_context, incident)
 
     def _record_unseen(self, session) -> None:
         """Records the bad steps that no later step has reported."""
         goes_back = self.job is not None and self.job.goes_back
         for reading in self.runs.leave(session):
-            self._handler.record_unseen(self._remember(reading), goes_back)
-
-    def take_failure(self) -> Optional[Incident]:
-        """As `IncidentHandler.take_failure`."""
-        return self._handler.take_failure()
+            self._handler.record_unseen(self._open(reading), goes_back)
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""
@@ -255,13 +259,12 @@ class GateWatcher(tf1.train.SessionRunHook):
         length = STEPS if settings.history is None else settings.history
         self.histories = Histories(as_spike(settings.spike), length)
         self._policies, self._journal, self._recovery = policies, journal, recovery
-        told = (policies, self._otherwise, journal, self._training.evidence, recovery)
-        last_words = self.histories.take_last_words
-        self._handler = IncidentHandler(*told, self._incident_list.replace, last_words)
-        self._preparation = Preparation(self._prepare)
-        refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
+        told = policies, self._otherwise, journal, self._training, recovery, settings.ends_job
+        self._handler = IncidentHandler(*told, self.histories.take_last_words)
+        self._preparation = Preparation(self._handler.prepare)
+        refusal = refusal_without_gate(policies, self.on_nan, self._loss)
         if recovery is not None:
-            recovery.take_along(self.histories)
+            recovery.limits = self.histories
         sides = self._guards_beside, self._loop is not None
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
@@ -270,75 +273,15 @@ class GateWatcher(tf1.train.SessionRunHook):
         return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
-        """Finds the record's folder: the logdir, or where the session saves; on one rank only."""
-        directory: Any = self._in_force.logdir  # which is a str by now
-        if self._ranks.rank:
-            if directory is not None:
-                log().info(_ONE_RECORD, self._ranks.rank, directory)
-            return None
-        if directory is None:
-            directory = found_for(self, dirs, policies.may(Rollback))
-        elif self._training.saver is None:
-            warn_of_another(self, dirs, directory, _may_go_back(policies))
-        if directory is None and policies.may(Rollback) and not self._ranks.are_several:
-            raise ValueError(NO_LOGDIR)
-        return directory
+        """Where the record goes: the logdir, or where the session saves; None on other ranks."""
+        saves_itself = self._training.saver is not None
+        given = self._in_force.logdir, dirs, policies, self._ranks
+        return find_record_folder(self, *given, warns=not saves_itself)
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Optional[Recovery]:
         """The `Recovery` for rollbacks; None if there is no directory for checkpoints."""
-        training, directory, ranks = self._training, self._directory, self._ranks
-        may_go_back = _may_go_back(policies)
-        if ranks.are_several:
-            if not may_go_back:
-                return None
-            smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
-            snapshots = Snapshots(graph, policies.snapshots, is_shared=True)
-            return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
-        smaller = back_off.back_off_in(graph, policies, lambda: directory, training.makes_sessions)
-        if directory is None or (self._in_force.logdir is None and not may_go_back):
-            return None
-        saver = training.saver or offer_saver(graph)
-        snapshots = Snapshots(graph, policies.snapshots)
-        return Recovery(Restorer(saver, directory), snapshots, smaller)
-
-    def _prepare(self, session) -> None:
-        self._handler.prepare(session, None if self.job is None else self.job.went_back)
-
-
-def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> None:
-    if loss is not None and loss.graph is not graph:
-        raise ValueError(
-            'the loss %r of %s belongs to another graph than the training; build the hook '
-            'in the graph that is trained' % (loss.name, name)
-        )
-
-
-def _refusal_without_gate(
-    policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
-) -> Optional[str]:
-    """The error for a train op without a gate; None if its loss can be watched instead."""
-    needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
-    return NO_GATE % (on_nan,) if needs_gate else None
-
-
-def _looked_at(job: Optional[Job], session, found: List[Reading]) -> List[Reading]:
-    return found if job is None else [look_again(session, each) for each in found]
-
-
-def _action_of(watcher: GateWatcher) -> Action:
-    """The `Action` on an incident: the watcher's method, or an override of it."""
-    is_policy = getattr(watcher.on_nan_loss, '__func__', None) is GateWatcher.on_nan_loss
-    return Action(watcher.on_nan_loss, type(watcher).__name__ + '.on_nan_loss', is_policy)
-
-
-_ONE_RECORD = 'rank %d keeps no record in %s: rank 0 does, for all of them.'
-
-
-def _may_go_back(policies: FallbackChain) -> bool:
-    """Whether a policy rolls back; a callable may say so."""
-    return any(
-        isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
-    )
+        given = self._directory, self._in_force.logdir is not None
+        return recovery_in(graph, policies, self._training, *given, self._ranks)
 
 
 def _job_in(
@@ -347,8 +290,5 @@ def _job_in(
     """This process's part in a job of several processes; None if it trains alone."""
     near = [loss.op] if loss is not None else []
     near += [op_of(gate.train_op) for gate in gates.gates_of(session.graph).values()]
-    for op in near:
-        job = job_of(session, op.device, is_chief, directory)
-        if job is not None:
-            return job
-    return None
+    found = (job_of(session, op.device, is_chief, directory) for op in near)
+    return next((job for job in found if job is not None), None)

@@ -9,21 +9,19 @@ to no hook, so it listens at the session's `close`.
 import contextlib
 import sys
 import weakref
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.checkpoints import repair, state_file
+from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.system import files
-from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
+from slimguard.training.record_folder import saved_to
 from slimguard.training.training import Training, TrainingSettings
 
 # By session, the directories that the hooks of one keep: several hooks may watch it.
@@ -62,12 +60,12 @@ class HookLoop:
         # In a job, the place of the process says who saves. But slimguard checks first what a
         # session restores.
         saves = calling.is_chief if handed.makes_sessions else True
-        saved_to = _saved_to(directory, calling) if _trains(graph) else None
-        if saved_to is not None and saves is not False:
+        folder = saved_to(directory, calling) if _trains(graph) else None
+        if folder is not None and saves is not False:
             saver = _finite_saver(graph, calling)
-            checkpoints = Restorer(saver, saved_to)
+            checkpoints = Restorer(saver, folder)
             if saves:
-                repair.resume_from_good(saved_to)
+                repair.resume_from_good(folder)
         self.training = Training(
             settings,
             is_open=True,
@@ -175,13 +173,6 @@ def _trains(graph: tf.Graph) -> bool:
     return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
 
 
-def _saved_to(directory: Optional[str], calling: tf_callers.CallingSession) -> Optional[str]:
-    """Where the session keeps its checkpoints, even if the hook's record is elsewhere."""
-    if directory is None or not calling.dirs:
-        return directory
-    return files.as_path(calling.dirs[0], 'checkpoint_dir')
-
-
 def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:
     """The saver of the session that is being made, from now on a `FiniteSaver`.
 
@@ -214,50 +205,3 @@ def _listen_to_close(session, loop: HookLoop) -> None:
         loop.close(session, session.close)
 
     session.close = close
-
-
-def found_for(
-    hook: tf1.train.SessionRunHook, dirs: Sequence[str], must_restore: bool
-) -> Optional[str]:
-    """Where the session saves, for a hook without a logdir; logs it. None if it saves nowhere.
-
-    Args:
-      hook: the hook.
-      dirs: where the session keeps its checkpoints.
-      must_restore: whether TensorFlow has to be able to restore from there. For the record alone, a
-        directory that it can only save to will do.
-    """
-    if not dirs:
-        return None
-    read = files.as_logdir if must_restore else files.as_path
-    found = read(dirs[0], 'checkpoint_dir')
-    log().info(
-        '%s has no logdir; incidents go to %s, where this session keeps its checkpoints.',
-        type(hook).__name__,
-        found,
-    )
-    return found
-
-
-def warn_of_another(
-    hook: tf1.train.SessionRunHook, dirs: Sequence[str], logdir: str, may_restore: bool
-) -> None:
-    """Warns if the session saves to a directory (one of `dirs`) that is not the hook's logdir."""
-    dirs = [files.as_path(each, 'checkpoint_dir') for each in dirs]
-    if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
-        return
-    log().warning(
-        '%s records incidents in %s, its logdir, but this session keeps its '
-        'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
-        type(hook).__name__,
-        logdir,
-        dirs[0],
-        _ROLLS_BACK % logdir if may_restore else '',
-        dirs[0],
-    )
-
-
-_ROLLS_BACK = (
-    ' A rollback restores what is in %s: not what this session saves, but an older state, or that '
-    'of another training.'
-)

@@ -19,14 +19,13 @@ from slimguard.cluster.session_end import NEW_SESSION, as_aborted
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import NanLossError
-from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.prepared_runs import has_own_run_instrumented
 from slimguard.training.step_runner import Schedule, StepRunner
 from slimguard.training.supervisor import summarize, take_reins, wait_before_stop
 from slimguard.training.training import Training
-from slimguard.training.watchers import watchers_in
+from slimguard.training.watched_run import of_error
 
 
 class SlimLoop:
@@ -164,7 +163,7 @@ class SlimLoop:
             if isinstance(error, NanLossError):
                 raise
             step = functools.partial(self._runner.read_step, global_step)
-            reading = incident_reading.of_error(error, step)
+            reading = of_error(error, step)
             if reading is None:
                 raise
             args = tf1.train.SessionRunArgs(train_op)
@@ -188,7 +187,7 @@ class SlimLoop:
         elif isinstance(error, tf.errors.OutOfRangeError):
             self._end()
         elif isinstance(error, Exception):
-            self._training.save_before(error, self._session, watchers_in(self._hooks))
+            self._training.save_before(error, self._session)
 
     def _has_ended(self) -> bool:
         return self._ended

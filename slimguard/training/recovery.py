@@ -1,19 +1,23 @@
 """Going back to an earlier state after an incident: this process alone, or with its job."""
 
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Union
+from typing import Any, Iterator, List, Optional, Union
 
 import tensorflow as tf
 
-from slimguard.checkpoints.checkpoint_files import reason_of, step_in_name
-from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.snapshots import PROBATION, Losses, Snapshot, Snapshots
+from slimguard import gate as gates
+from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.checkpoints.finite_saver import offer_saver
+from slimguard.checkpoints.rollback import RankRestorer, Restorer
+from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Rollback
+from slimguard.incidents.policies import Policy, Rollback
 from slimguard.system.log import log
-from slimguard.training.back_off import BackOff
+from slimguard.training.back_off import BackOff, back_off_in
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.step_history import Histories
+from slimguard.training.training import Training
 
 
 class Recovery:
@@ -32,45 +36,23 @@ class Recovery:
       restorer: restores checkpoints.
       snapshots: the states that are kept in memory.
       back_off: makes updates smaller afterwards; None if no policy asks for that.
+
+    Attributes:
+      snapshots: as given; they are told of each good step and of each spike.
+      limits: the limits of a `Spike`, which begin anew after a rollback; None without any.
     """
 
     def __init__(
         self, restorer: Restorer, snapshots: Snapshots, back_off: Optional[BackOff] = None
     ):
         self._restorer = restorer
-        self._snapshots = snapshots
+        self.snapshots = snapshots
         self._back_off = back_off
         # The state that the last rollback restored, by its name, and its global step.
         self._went_back_to: Optional[str] = None
         self._went_back_step: Optional[int] = None
-        self._limits: Optional[Histories] = None
+        self.limits: Optional[Histories] = None
         self._job_went_back = 0  # times
-
-    def take_along(self, limits: Histories) -> None:
-        """From now on the limits of a `Spike` begin anew after a rollback."""
-        self._limits = limits
-
-    def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step without an incident, and its loss or None; a snapshot may be due."""
-        self._snapshots.step_was_good(session, loss)
-
-    def step_was_spike(self) -> None:
-        """Notes a step that was held because it was far out of bounds, though finite."""
-        self._snapshots.step_was_spike()
-
-    def ruin(self) -> str:
-        """Why the weights are ruined although finite; '' if they are not."""
-        return self._snapshots.ruin()
-
-    @property
-    def losses(self) -> Losses:
-        """The losses of the good steps."""
-        return self._snapshots.losses
-
-    @property
-    def keeps_snapshots(self) -> bool:
-        """Whether states are kept in memory."""
-        return self._snapshots.is_wanted
 
     def leave_ruin(self, session, step: Optional[int]) -> None:
         """Restores the newest trusted state if the weights are ruined although finite.
@@ -78,10 +60,10 @@ class Recovery:
         The state that is saved before an error ends the training should be of use. Soon after a
         rollback it is the state that was restored.
         """
-        ruin = self._snapshots.ruin(is_last=True)
+        ruin = self.snapshots.ruin(is_last=True)
         if not ruin:
             return
-        snapshot = self._snapshots.trusted() or self._snapshots.went_back_to
+        snapshot = self.snapshots.trusted() or self.snapshots.went_back_to
         state = snapshot or self._trusted_checkpoint(step)
         if state is not None:
             self._put_back(session, state)
@@ -90,27 +72,24 @@ class Recovery:
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
         """Gives the variables the values that they had in a state."""
         if isinstance(state, Snapshot):
-            self._snapshots.restore(session, state)
+            self.snapshots.restore(session, state)
             self._restorer.complete(session, state.values.keys())
         else:
             self._restorer.restore(session, state)
-            self._snapshots.note_return(None)
-        self._begin_limits_anew()
+            self.snapshots.note_return(None)
+        if self.limits is not None:
+            self.limits.begin_anew()
         self._went_back_to, self._went_back_step = _name_of(state), _step_of(state)
 
-    def _begin_limits_anew(self) -> None:
-        if self._limits is not None:
-            self._limits.begin_anew()
+    def join_job(self, rollbacks: int) -> None:
+        """For a job, which has rolled back so often; a new session may begin with an earlier state.
 
-    def note_return_of_job(self, times: int) -> None:
-        """Notes how often a job has rolled back; a new session may begin with an earlier state."""
-        if times > self._job_went_back:
-            self._begin_limits_anew()
-        self._job_went_back = times
-
-    def use_checkpoints_only(self) -> None:
-        """For a job, whose processes cannot all go back to states in memory."""
-        self._snapshots.most = 0
+        Its processes cannot all go back to states in memory.
+        """
+        self.snapshots.most = 0
+        if rollbacks > self._job_went_back and self.limits is not None:
+            self.limits.begin_anew()
+        self._job_went_back = rollbacks
 
     def go_back(self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]) -> bool:
         """Restores an earlier state. False if that cannot be; the incident says why.
@@ -119,24 +98,25 @@ class Recovery:
           tf.errors.AbortedError: in a job, where all processes restore it in a new session.
           ValueError: if updates cannot be made smaller as the policy says.
         """
-        by = policy.learning_rate
-        back_off = None if by is None else self._require_back_off()
+        back_off, factor = self._back_off, None
+        if policy.learning_rate is not None:
+            if back_off is None:
+                raise ValueError(_NO_BACK_OFF)
+            factor = back_off.after(session, policy.learning_rate)
         if job is not None:
             if not self._job_can(handled, job):
                 return False
-            if back_off is not None and by is not None:
-                handled.note(learning_rate=back_off.after(session, by))
+            handled.note(learning_rate=factor)
             job.roll_back(handled.incident)
         with self._restorer.nobody_saves():
             is_back = self._restore(session, handled)
-        if is_back and back_off is not None and by is not None:
-            factor = back_off.after(session, by)
+        if is_back and back_off is not None and factor is not None:
             back_off.shrink_to(session, factor)
             handled.note(learning_rate=factor)
         return is_back
 
     def _restore(self, session, handled: OpenIncident) -> bool:
-        self._snapshots.forget_before_restart(handled.incident.step)
+        self.snapshots.forget_before_restart(handled.incident.step)
         state = self._choose(handled.incident.step)
         if state is None:
             handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
@@ -148,8 +128,8 @@ class Recovery:
 
     def _choose(self, step: Optional[int]) -> Union[Snapshot, str, None]:
         """The state to go back to. No more checkpoints are read than have to be."""
-        snapshot = self._snapshots.trusted()
-        older = next(self._older_checkpoints(), None) if self._snapshots.is_soon else None
+        snapshot = self.snapshots.trusted()
+        older = next(self._older_checkpoints(), None) if self.snapshots.is_soon else None
         return _newer_of(snapshot, older) or self._trusted_checkpoint(step)
 
     def _older_checkpoints(self) -> Iterator[str]:
@@ -168,7 +148,7 @@ class Recovery:
 
         Soon after a rollback to a checkpoint it is the same one, if none is older.
         """
-        is_soon = self._snapshots.is_soon
+        is_soon = self.snapshots.is_soon
         found: List[str] = []
         for each in self._restorer.good():
             if not is_soon and _is_trusted(each, step):
@@ -179,7 +159,7 @@ class Recovery:
         trusted = [each for each in found if _is_trusted(each, step)]
         if trusted or not found:
             return trusted[0] if trusted else None
-        return found[-1] if self.ruin() else found[0]
+        return found[-1] if self.snapshots.ruin() else found[0]
 
     def _leave_behind(self, session, handled: OpenIncident, step: Optional[int]) -> None:
         """Saves the state, if a restart would otherwise resume from an abandoned one."""
@@ -198,11 +178,6 @@ class Recovery:
             handled.log_after(log().error, _NOT_LEFT, restored, published, why)
         else:
             handled.log_after(log().warning, _LEFT, saved)
-
-    def _require_back_off(self) -> BackOff:
-        if self._back_off is None:
-            raise ValueError(_NO_BACK_OFF)
-        return self._back_off
 
     def _job_can(self, handled: OpenIncident, job: Job) -> bool:
         if not job.takes_part:
@@ -265,63 +240,56 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
-class NotInitializedError(tf.errors.FailedPreconditionError):
-    """A step begins, but a variable that is saved before the first step is not initialized."""
+def may_go_back(policies: FallbackChain) -> bool:
+    """Whether a policy rolls back; a callable may say so."""
+    return any(
+        isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
+    )
 
-    def __init__(self, message: str):
-        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
-
-class Preparation:
-    """Prepares a session as soon as its variables are initialized: at once, or before a step.
-
-    A plain session's variables may be initialized after its hooks got it.
+def recovery_in(
+    graph: tf.Graph,
+    policies: FallbackChain,
+    training: Training,
+    directory: Optional[str],
+    is_given: bool,
+    ranks: gates.Ranks,
+) -> Optional[Recovery]:
+    """The `Recovery` of a training; None if it cannot or need not go back.
 
     Args:
-      prepare: called with the session; raises FailedPreconditionError if it is too early.
+      graph: the graph.
+      policies: the policies in force.
+      training: its `saver` restores checkpoints; without one, the graph's does.
+      directory: where the checkpoints are; None if there are none.
+      is_given: whether the user gave a logdir.
+      ranks: the processes that train together.
     """
-
-    def __init__(self, prepare: Callable[[Any], None]):
-        self._prepare = prepare
-        self._is_due = False
-
-    def enter(self, session, at_once: bool) -> None:
-        """For a new session, whose variables may not be initialized yet."""
-        self._is_due = not at_once
-        if at_once:
-            try:
-                self._prepare(session)
-            except tf.errors.FailedPreconditionError:
-                self._is_due = True
-
-    def before_step(self, session) -> None:
-        """Prepares the session if it was too early for that before."""
-        if self._is_due:
-            self._is_due = False
-            try:
-                self._prepare(session)
-            except tf.errors.FailedPreconditionError as error:
-                self._is_due = True
-                raise NotInitializedError(_NOT_INITIALIZED % reason_of(error)) from None
+    goes_back = may_go_back(policies)
+    if ranks.are_several and not goes_back:
+        return None
+    is_shared = training.makes_sessions and not ranks.are_several
+    smaller = back_off_in(graph, policies, lambda: directory, is_shared, ranks)
+    snapshots = Snapshots(graph, policies.snapshots, is_shared=ranks.are_several)
+    if ranks.are_several:
+        return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
+    if directory is None or not (is_given or goes_back):
+        return None
+    restorer = Restorer(training.saver or offer_saver(graph), directory)
+    return Recovery(restorer, snapshots, smaller)
 
 
-def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> None:
-    """Calls the first `on_rollback` among `policies`, after a job has rolled back."""
-    for policy in policies:
-        if isinstance(policy, Rollback) and policy.on_rollback is not None:
-            policy.on_rollback(session, incident)
-            return
-
+NO_LOGDIR = (
+    "on_nan='rollback' restores a checkpoint, and no logdir is given to find it in: pass "
+    'logdir=... to slimguard.train() or slimguard.watch(), checkpoint_dir=... to '
+    'MonitoredTrainingSession, or NanLossHook(..., logdir=...) with the directory that the session '
+    'saves to'
+)
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
 _LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'
-)
-_NOT_INITIALIZED = (
-    'the state is saved before the first step, to go back to, and a variable has no value yet; run '
-    'tf.compat.v1.global_variables_initializer(), or restore a checkpoint, first. TensorFlow says: '
-    '%s'
 )
 _NO_BACK_OFF = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '

@@ -1,36 +1,18 @@
-"""The last steps of a guarded train op, and what they say of the next: :class:`StepHistory`.
-
-The numbers of good steps also become scalars in TensorBoard, at the pace of the training's own
-summaries.
-"""
+"""The last steps of a guarded train op, and what they say of the next: :class:`StepHistory`."""
 
 import collections
-import dataclasses
-import functools
 import math
 import statistics
 import threading
-import time
-from typing import Any, Callable, Deque, Dict, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Optional, Sequence, Tuple
 
 import numpy as np
-import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.compat import tf_callers, tf_private
-from slimguard.incidents.history import (
-    GRADIENTS,
-    IS_GOOD,
-    LEARNING_RATE,
-    LOSS,
-    STEP,
-    History,
-    norm_of,
-)
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
 from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
-from slimguard.training.incident_reading import Reading
 
 # The default number of steps to keep.
 STEPS = 200
@@ -135,29 +117,25 @@ class StepHistory:
             self._loss.clear()
             self._norm.clear()
 
-    def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
-        """Notes a held step. Returns its reading, completed from the history.
+    def note_bad(
+        self, row: np.ndarray, labels: Sequence[gates.Label], max_loss: Optional[float]
+    ) -> Tuple[Optional[float], Optional[float], Dict[str, str]]:
+        """Notes a held step.
 
         Args:
           row: the row of the step.
-          reading: the reading of the gate's values.
+          labels: the labels of what the gate found to be bad.
           max_loss: as for `limits`.
+
+        Returns:
+          The norm of its gradients, None if the gate knows none; the norm as a multiple of the
+          usual one, None if that is not known; and by kind the text about a number above its limit.
         """
         self._rows.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
         ratio = norm / usual if norm is not None and usual else None
-        labels = self.gate.labels_of(reading.bad)
-        said = self._limits_in_words(labels, row[LOSS], norm, max_loss)
-        is_finite = all(label.kind in ('limit', 'norm', 'rank') for label in labels)
-        incident = dataclasses.replace(
-            reading.incident,
-            gradient_norm=norm,
-            gradient_norm_ratio=ratio,
-            reason=gates.explain(labels, said).reason,
-        )
-        is_spike = is_finite and bool(said)
-        return reading._replace(incident=incident, history=self._last(), is_spike=is_spike)
+        return norm, ratio, self._limits_in_words(labels, row[LOSS], norm, max_loss)
 
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:
@@ -165,7 +143,8 @@ class StepHistory:
         good = [norm_of(row) for row in list(self._rows)[-_WINDOW:] if row[IS_GOOD]]
         return statistics.median(good) if good else None
 
-    def _last(self) -> Optional[History]:
+    def last(self) -> Optional[History]:
+        """The last steps, as they go into a bundle; None if none is kept."""
         # A copy: other threads may train in the session, and note their steps meanwhile.
         rows = list(self._rows)
         return History(self.gate.measures.gradients, rows) if rows else None
@@ -299,88 +278,3 @@ def _times(name: str, value: float, usual: Level) -> str:
         median,
         steps,
     )
-
-
-# The same as scalars in TensorBoard.
-
-# Whether summaries are due now; true once for each time that they are.
-IsDue = Callable[[], bool]
-
-
-def step_of(row: np.ndarray) -> Optional[int]:
-    """The global step of a row; None if the graph has none."""
-    return None if math.isnan(row[STEP]) else int(row[STEP])
-
-
-def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
-    """The loss, gradient norm and learning rate of a step, as scalar summaries.
-
-    Args:
-      row: the row of the step.
-      prefix: the beginning of the tags.
-    """
-    values = {'loss': row[LOSS], 'learning_rate': row[LEARNING_RATE]}
-    if len(row) > GRADIENTS:
-        values['gradient_norm'] = norm_of(row)
-    summary = tf1.Summary()
-    for name, value in values.items():
-        if not math.isnan(value):
-            summary.value.add(tag=prefix + name, simple_value=value)
-    return summary
-
-
-# Gives what takes the row of each good step of a gate, by what its tags begin with.
-Summaries = Callable[[str], Callable[[np.ndarray], None]]
-
-
-def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
-    """Writes summaries to a `FileWriter`, every so many seconds; None without one, or for 0."""
-    if writer is None or not seconds:
-        return None
-    return lambda prefix: functools.partial(_write, lambda: writer, _every(seconds), prefix)
-
-
-def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
-    """Writes summaries when a hook beside the one that begins does; None without such a hook."""
-    beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
-    if not beside:
-        return None
-    writer = functools.partial(tf_private.summary_writer_of, beside[0])
-    return lambda prefix: functools.partial(_write, writer, _with(beside[0]), prefix)
-
-
-def _write(writer: Callable[[], Any], is_due: IsDue, prefix: str, row: np.ndarray) -> None:
-    """Writes what is known of a step: loss, gradient norm and learning rate."""
-    if not is_due():
-        return
-    step, to = step_of(row), writer()
-    if step is not None and to is not None:
-        to.add_summary(scalars_of(row, prefix), step)
-
-
-def _every(seconds: float) -> IsDue:
-    due = time.monotonic()  # as the Supervisor, which begins with one
-
-    def is_due() -> bool:
-        nonlocal due
-        now = time.monotonic()
-        if now < due:
-            return False
-        due = now + seconds
-        return True
-
-    return is_due
-
-
-def _with(saving: tf1.train.SummarySaverHook) -> IsDue:
-    """When a hook has written, or is about to."""
-    last: Optional[int] = None
-
-    def is_due() -> bool:
-        nonlocal last
-        written_at = tf_private.last_summary_step_of(saving)
-        is_new = written_at != last
-        last = written_at
-        return is_new
-
-    return is_due

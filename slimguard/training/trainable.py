@@ -30,12 +30,12 @@ The hooks go into train(), and the block goes away."""
 )
 
 
-def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
-    """As `files.as_logdir`; None stays None, and an empty path becomes None, with a warning."""
-    if isinstance(logdir, (str, bytes)) and not logdir:  # from a flag that was not set, often
+def unless_empty(logdir: Optional[files.Path]) -> Optional[files.Path]:
+    """The logdir; an empty path, as of a flag that was not set, becomes None, with a warning."""
+    if isinstance(logdir, (str, bytes)) and not logdir:
         log().warning('logdir is empty, so nothing is saved and nothing recorded.')
         return None
-    return None if logdir is None else files.as_logdir(logdir)
+    return logdir
 
 
 def as_train_op(train_op: Any) -> TrainOp:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf1
 
@@ -20,6 +20,7 @@ from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
+from slimguard.training.open_incident import OpenIncident
 from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_history import require_history
 from slimguard.training.stop_signals import SECONDS, StopSignals, require_seconds
@@ -34,7 +35,7 @@ class TrainingSettings(NamedTuple):
     """The user's settings, of a hook or of the function that trains; see `NanLossHook`."""
 
     max_loss: Optional[float] = None
-    logdir: Optional[files.Path] = None
+    logdir: Any = None  # a path; once it is checked, an absolute one, a str
     ends_job: bool = True
     capture: bool = True
     max_bundles: int = 5
@@ -125,9 +126,8 @@ class Training:
         self.loss: Any = None
         self.step: Optional[int] = None
         self.is_saved = False
-        self._bundles_in: Any = None
+        self._bundles_in: Optional[str] = None  # where the record is
         if checkpoints is not None and isinstance(saver, FiniteSaver):
-            # where the record is; a str by now
             self._bundles_in = settings.logdir or checkpoints.logdir
 
     def capture(self, *found: gates.Gate) -> None:
@@ -164,29 +164,33 @@ class Training:
     # How it ends.
 
     @contextlib.contextmanager
-    def saving_before_errors(self, session, watcher) -> Iterator[None]:
-        """Saves the last good state before an error of a watcher ends the training."""
+    def saving_before_errors(
+        self, session, opened: Optional[OpenIncident] = None
+    ) -> Iterator[None]:
+        """Saves before an error ends the training, as `save_before`.
+
+        Args:
+          session: the session.
+          opened: the incident that is handled meanwhile, or None.
+        """
         try:
             yield
         except Exception as error:
-            self.save_before(error, session, [watcher])
+            failed = opened.incident if opened is not None and opened.has_failed else None
+            self.save_before(error, session, failed)
             raise
 
-    def save_before(self, error: Exception, session, watchers: Sequence[Any]) -> None:
+    def save_before(self, error: Exception, session, failed: Optional[Incident] = None) -> None:
         """Saves the last good state, if that is in memory as an error ends the training.
 
         Args:
           error: the error.
           session: the session.
-          watchers: know the incidents whose handling failed.
+          failed: the incident whose handling the error ended, or None.
         """
-        if isinstance(error, NanLossError):
-            incidents = [error.incident]
-        else:
-            incidents = [watcher.take_failure() for watcher in watchers]
-        for incident in incidents:
-            if incident is not None and not self.is_saved:
-                self.save(session, incident)
+        incident = error.incident if isinstance(error, NanLossError) else failed
+        if incident is not None and not self.is_saved:
+            self.save(session, incident)
 
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state when an incident or an interrupt ends the training."""

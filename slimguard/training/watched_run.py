@@ -1,25 +1,57 @@
-"""A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
+"""A run of a watched session: what to fetch with it, and the incidents that its values tell of."""
 
+import dataclasses
 import functools
 import math
-import os
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.gate.building.announcement import Told
-from slimguard.gate.written_beside import refuse_around
-from slimguard.graph import op_of
-from slimguard.incidents.history import IS_GOOD, LOSS, STEP
-from slimguard.system.log import log
-from slimguard.training import incident_reading
-from slimguard.training.fetch_structures import RunKinds, are_taken, fetched_elements, inner_feeds
-from slimguard.training.incident_reading import Reading
-from slimguard.training.step_history import Histories, StepHistory
+from slimguard.gate.reading.losses import label_of
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History
+from slimguard.incidents.incident import Incident
+from slimguard.training.step_history import StepHistory
+
+# The ops of `tf.debugging.check_numerics`.
+_CHECKS = ('CheckNumerics', 'CheckNumericsV2')
+
+
+class Reading(NamedTuple):
+    """An incident, and the values that showed it.
+
+    Attributes:
+      incident: the `Incident`.
+      gate: the gate whose flags showed it, or None.
+      bad: the flags.
+      history: the last steps, this one included, if they are known.
+      is_spike: whether all values were finite, but far above those of the last good steps.
+    """
+
+    incident: Incident
+    gate: Optional[gates.Gate] = None
+    bad: Sequence[bool] = ()
+    history: Optional[History] = None
+    is_spike: bool = False
+
+    @property
+    def labels(self) -> Sequence[gates.Label]:
+        """The labels of what the gate found to be bad."""
+        return [] if self.gate is None else self.gate.labels_of(self.bad)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the gate found no NaN or Inf: values were out of bounds only."""
+        return all(label.kind in ('limit', 'norm', 'rank') for label in self.labels)
+
+    def on(self, worker: str) -> 'Reading':
+        """The same, with the name of the process it happened in."""
+        return self._replace(incident=dataclasses.replace(self.incident, worker=worker))
 
 
 class Run:
@@ -97,8 +129,8 @@ class Run:
     def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
         """Reads the incidents from the values of one run.
 
-        The graph has decided by then (gate/building/builder.py). The row of a gate, of which
-        outcome.py makes it, begins with the number of bad steps that no watcher has read yet.
+        The graph has decided by then (gate/building/builder.py). A gate's row, which outcome.py
+        makes, begins with the number of bad steps that no watcher has read yet.
         """
         found: List[Reading] = []
         for gate, row, history in zip(self.gates, values, self._histories):
@@ -107,7 +139,7 @@ class Run:
                 history.note_good(row[1:])
             elif history is not None and told:
                 # Of threads that train in one session, one may take what another's step told.
-                told[-1] = history.note_bad(row[1:], told[-1], max_loss)
+                told[-1] = _with_history(told[-1], history, row[1:], max_loss)
             found += told
         for each, count in zip(self._beside, values[len(self.gates) :]):
             found += _told_in(run_context, each.gate) if count else []
@@ -115,7 +147,7 @@ class Run:
             found += _told_in(run_context, gate)
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
-            reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
+            reading = of_loss(self._loss, values[-1], max_loss, step)
             found += [] if reading is None else [reading]
         return found
 
@@ -128,251 +160,6 @@ class Run:
         """The global step. Fetched with the run, it could be that before the update or after."""
         step = self._global_step
         return None if step is None else int(session.run(step))
-
-
-def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
-    """The reports of a gate at the end of a run: the same for each hook that watches it."""
-    told = run_context.__dict__.setdefault('_slimguard_told', {})
-    if gate not in told:
-        told[gate] = _readings(gate, gate.untold.take(run_context.session))
-    return told[gate]
-
-
-def _readings(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
-    return [incident_reading.of_gate(gate, each) for each in told]
-
-
-class _Around:
-    """Refuses runs that go around gates; logs once each variable that a bad step would change."""
-
-    def __init__(self) -> None:
-        self._named: Set[str] = set()
-
-    def refuse(self, elements: list, found: Sequence[gates.Gate], fed, by: str = '') -> None:
-        """As `refuse_around`, whose `on_told` goes to the log."""
-        refuse_around(elements, found, fed, self._tell, by)
-
-    def _tell(self, name: str, why: str) -> None:
-        if name not in self._named:
-            self._named.add(name)
-            log().error('the update of %r is NOT guarded: %s', name, why)
-
-
-class HookFetches:
-    """Refuses steps in which a hook's fetches go around a gate, as it does for the loop's own.
-
-    Args:
-      graph: the graph of the session.
-    """
-
-    def __init__(self, graph: tf.Graph):
-        self._graph = graph
-        self._around = _Around()
-        self._kinds = RunKinds()
-
-    def require_gated(
-        self, fetches: Mapping[Any, Any], feed_dict: Any, asked: Any, of_loop: Any = ()
-    ) -> None:
-        """Checks a step before its run.
-
-        Args:
-          fetches: the fetches by hook; those of the loop under a str in place of a hook.
-          feed_dict: the feeds of the loop and the hooks.
-          asked: a key that identifies these fetches.
-          of_loop: other fetches of the loop.
-
-        Raises:
-          OutsideTheGateError: names the hook, and says as much as `refuse_around`.
-        """
-        fed = inner_feeds(self._graph, feed_dict)
-        self._kinds.of(self._look, [dict(fetches), of_loop], fed, asked=asked)
-
-    def _look(self, both: list, fed: Sequence[tf.Tensor]) -> bool:
-        found = gates_run_by(fetched_elements(both, self._graph), self._graph)
-        for hook in both[0] if found else ():
-            if not isinstance(hook, str):
-                own = fetched_elements(both[0][hook], self._graph)
-                self._around.refuse(own, found, fed, type(hook).__name__)
-        return True
-
-
-class WatchedRuns:
-    """Knows which runs are steps to watch, and what to fetch in each kind of them.
-
-    Args:
-      loss: a loss to watch if no gate knows it; None for none.
-      refusal: the error for a step of a train op without a gate; None to accept it, with a warning
-        if there is no loss to watch.
-      told_by: gives the vector to fetch to know of a gate's steps, by whether what a bad step drew
-        is kept.
-      histories: the last steps of gates.
-      guards_beside: whether another part gates writes beside a train op, or warns of them.
-      watches_ahead: whether all gates are watched from the start, since the first run may bypass
-        the hooks; else only the gates of runs that threads make beside the steps.
-    """
-
-    def __init__(
-        self,
-        loss: Optional[tf.Tensor],
-        refusal: Optional[str],
-        told_by: Callable[[gates.Gate, bool], tf.Tensor],
-        histories: Histories,
-        guards_beside: bool,
-        watches_ahead: bool,
-    ):
-        self._loss = loss
-        self._histories = histories
-        self._guards_beside = guards_beside
-        self._watches_ahead = watches_ahead
-        self._told_by = told_by
-        self._refusal = refusal
-        self._runs = RunKinds()
-        self._around = _Around()
-        self._told_of: Set[str] = set()  # train ops of others, by name
-        self._process = os.getpid()
-
-    def run_for(self, run_context) -> Optional[Run]:
-        """What to fetch in such a run, or None if it is no step to watch."""
-        args = run_context.original_args
-        graph = run_context.session.graph
-        fed = inner_feeds(graph, args.feed_dict)
-        return self._runs.of(self._plan, args.fetches, fed, graph)
-
-    def watch(self, session) -> None:
-        """Watches runs before the first step, or beside the steps; called before any run."""
-        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if gate.is_beside or self._watches_ahead:
-                gate.untold.watch(session)
-
-    def leave(self, session) -> List[Reading]:
-        """Returns the bad steps that no watcher has read; later ones of the session are printed."""
-        untold: List[Reading] = []
-        if os.getpid() != self._process:
-            return untold  # in a fork no session can run anything
-        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if not gate.untold.watches(session):
-                continue
-            try:
-                untold += _readings(gate, gate.untold.unwatch(session))
-            except tf.errors.OpError as error:  # a server that is gone must not fail a good end
-                log().warning('the end of the session is not clean: %s', error)
-            except RuntimeError:  # it is closed, by another thread or before a new round
-                break
-        return untold
-
-    def _plan(self, fetches, fed: Sequence[tf.Tensor], graph: tf.Graph) -> Optional[Run]:
-        elements = fetched_elements(fetches, graph)
-        all_found = gates_run_by(elements, graph)
-        if all_found:
-            mine = [gate for gate in all_found if self._is_mine(gate)]
-            if not mine:
-                self._tell_of_no_gate(all_found, graph)
-                return None
-            if not self._guards_beside:
-                self._around.refuse(elements, all_found, fed)
-            in_branches = [each for each in mine if graphs.flow_around(op_of(each.original))]
-            found = [each for each in mine if each not in in_branches]
-            histories = [self._histories.of(gate) for gate in found]
-            is_kept = not fed or not are_taken(fed, elements)
-            if found and not is_kept:
-                log().warning(_NOT_KEPT, found[0].original.name, fed[0].name)
-            told = [self._told_by(gate, is_kept) for gate in found]
-            loss = self._loss_beside(mine)
-            return Run(found, loss, told, histories, graph, in_branches)
-        is_step = _updates_unguarded(elements)
-        if self._loss is not None:
-            is_step = _is_step(elements, self._loss, graph)
-        if is_step and self._refusal is not None:
-            raise ValueError(self._refusal)
-        if self._loss is not None and is_step:
-            return Run([], self._loss, [], [], graph)
-        if is_step:
-            log().warning(_NOT_GUARDED, elements[0].name)
-        return None
-
-    def _is_mine(self, gate: gates.Gate) -> bool:
-        """If a graph has several trainings, a hook with a loss watches those with that loss."""
-        if self._loss is None or gate.loss is None:
-            return True
-        needed = graphs.ancestors([op_of(gate.original), gate.loss.op])
-        return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
-
-    def _loss_beside(self, found: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
-        """The loss to check beside the gates: one that no gate knows or checks."""
-        if self._loss is None or all(gate.loss is None for gate in found):
-            return self._loss
-        if any(gate.loss is self._loss for gate in found):
-            return None
-        checked = [op_of(gate.original) for gate in found]
-        checked += [gate.loss.op for gate in found if gate.loss is not None]
-        return None if _copied(self._loss).op in graphs.ancestors(checked) else self._loss
-
-    def _tell_of_no_gate(self, of_others: Sequence[gates.Gate], graph: tf.Graph) -> None:
-        """Warns that a run is not watched, if no training has the hook's loss."""
-        if any(map(self._is_mine, gates.gates_of(graph).values())):
-            return
-        assert self._loss is not None  # without a loss all gates are the hook's
-        name = of_others[0].original.name
-        if name not in self._told_of:
-            self._told_of.add(name)
-            log().error(_OF_OTHERS, name, self._loss.name)
-
-
-_NOT_GUARDED = (
-    'train op %r has no gate: a bad update stays in the weights, and nobody is told. Build it with '
-    'slimguard.create_train_op(), or run slimguard.guard(train_op) in its place'
-)
-
-
-_OF_OTHERS = (
-    'steps of %r are not watched by the hook with the loss %r, which no guarded train op computes. '
-    'Give the hook the loss that is trained on, or none'
-)
-
-
-_NOT_KEPT = (
-    'bad steps of %r are not examined where the run feeds %r, which the step computes itself: what '
-    'is kept of a step is made for all its inputs. Feed a placeholder, or use slimguard run'
-)
-
-
-def _copied(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor of which this one is a copy."""
-    while tensor.op.type in ('Identity', 'CheckNumerics'):
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def gates_run_by(elements: list, graph: tf.Graph) -> List[gates.Gate]:
-    """The gates of the guarded train ops that a run fetches, or needs; each once."""
-    found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
-    return list(dict.fromkeys(found + sum(_waited_for(elements, graph).values(), [])))
-
-
-def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gates.Gate]]:
-    """By fetched op, the gates of train ops that a run needs without fetching them."""
-    known = {op_of(each.train_op): each for each in gates.gates_of(graph).values()}
-    others = [op for op in map(op_of, elements) if op not in known]
-    others = [op for op in others if not op.name.startswith(graphs.OURS)]
-    if not known or known.keys().isdisjoint(graphs.ancestors(others)):
-        return {}
-    found = {op: [known[each] for each in graphs.ancestors([op]) if each in known] for op in others}
-    return {op: needed for op, needed in found.items() if needed}
-
-
-def _updates_unguarded(elements: list) -> bool:
-    """Whether a run trains without any gate."""
-    needed = graphs.ancestors([op_of(element) for element in elements])
-    return any(graphs.is_apply(op) and not op.name.startswith(graphs.OURS) for op in needed)
-
-
-def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
-    """Whether a run without a gate is a step: it trains, or nothing shows that it does not."""
-    needed = graphs.ancestors([op_of(element) for element in elements])
-    if gates.gates_of(graph):  # it is guarded here, and this hook may watch the loss only
-        return any(map(graphs.is_apply, needed))
-    writes = graphs.Writes(graph)
-    return loss.op in needed or any(op in writes for op in needed)
 
 
 def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:
@@ -396,3 +183,117 @@ def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
             % (max_loss, gate.max_loss)
         )
     return float(max_loss)
+
+
+def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
+    """The reports of a gate at the end of a run: the same for each hook that watches it."""
+    told = run_context.__dict__.setdefault('_slimguard_told', {})
+    if gate not in told:
+        told[gate] = readings_of(gate, gate.untold.take(run_context.session))
+    return told[gate]
+
+
+def readings_of(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
+    return [of_gate(gate, each) for each in told]
+
+
+def of_gate(gate: gates.Gate, values: gates.Told) -> Reading:
+    """Reads a bad step from the values of a gate."""
+    step = None if values.step is None else int(values.step)
+    loss = None if values.loss is None else float(values.loss)
+    strategy = 'check_numerics' if gate.raises else 'hook'
+    incident = _incident_of(gate.explain(values.bad), step, loss, strategy)
+    return Reading(incident, gate, values.bad)
+
+
+def _with_history(
+    reading: Reading, history: StepHistory, row: np.ndarray, max_loss: Optional[float]
+) -> Reading:
+    """Completes a reading with what the last steps say of it; keeps the row of the step."""
+    norm, ratio, said = history.note_bad(row, reading.labels, max_loss)
+    incident = dataclasses.replace(
+        reading.incident,
+        gradient_norm=norm,
+        gradient_norm_ratio=ratio,
+        reason=gates.explain(reading.labels, said).reason,
+    )
+    is_spike = reading.is_finite and bool(said)
+    return reading._replace(incident=incident, history=history.last(), is_spike=is_spike)
+
+
+def of_loss(
+    loss: tf.Tensor, value, max_loss: Optional[float], step: Callable[[], Optional[int]]
+) -> Optional[Reading]:
+    """Reads a bad step from a loss, if no gate holds the update; None if the loss is good.
+
+    Args:
+      loss: the loss.
+      value: its fetched value.
+      max_loss: the largest loss that is no incident, or None.
+      step: asks for the global step; called after a bad loss only.
+    """
+    value = float(value)
+    is_finite = np.isfinite(value)
+    if is_finite and (max_loss is None or value <= max_loss):
+        return None
+    name = label_of(loss)
+    incident = Incident.now(
+        step=step(),
+        loss=value,
+        reason=(gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name,
+        tensors=(name,),
+        strategy='hook',
+        held=False,
+    )
+    return Reading(incident)
+
+
+def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Reading]:
+    """Reads a bad step from the error of a numeric check; None for any other error."""
+    verdict = _explain(error)
+    if verdict is None:
+        return None
+    return Reading(_incident_of(verdict, step(), None, 'check_numerics'))
+
+
+def _incident_of(
+    verdict: gates.Verdict, step: Optional[int], loss: Optional[float], strategy: str
+) -> Incident:
+    return Incident.now(
+        step=step,
+        loss=loss,
+        reason=verdict.reason,
+        tensors=verdict.tensors,
+        strategy=strategy,
+        state_lost=verdict.state_lost,
+    )
+
+
+def _explain(error: tf.errors.OpError) -> Optional[gates.Verdict]:
+    labels = gates.labels_in(error.message)
+    if labels:
+        return gates.explain(labels)
+    if error.op is None or error.op.type not in _CHECKS:
+        return None
+    checked = error.op.inputs[0].op.name
+    said = tf.compat.as_str(error.op.get_attr('message'))
+    return gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, said), False)
+
+
+def by_run(found: Sequence[Reading]) -> List[List[Reading]]:
+    """The incidents that a run has reported, by the run in which they happened.
+
+    Returns:
+      Lists of one incident each. If several gates refused the batch of the last run, their
+      incidents are in one list, the last, with the gravest first.
+    """
+    # A gate reports the last run last; a thread runs the writes beside the steps.
+    last = {each.gate: each for each in found if each.gate is not None and not each.gate.is_beside}
+    if len(last) < 2:
+        return [[each] for each in found]
+    together = sorted(last.values(), key=_is_mild)
+    return [[each] for each in found if not any(each is one for one in together)] + [together]
+
+
+def _is_mild(reading: Reading) -> Tuple[bool, bool]:
+    return reading.incident.held, not reading.incident.state_lost

@@ -20,7 +20,7 @@ from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.recovery import NotInitializedError
+from slimguard.training.preparation import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings

@@ -23,11 +23,11 @@ from slimguard.system.log import log
 from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedStep
-from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.training.training import Training
+from slimguard.training.watched_run import Reading
 from slimguard.unedited.ending import after_stop
 from slimguard.unedited.script_files import ScriptFiles, folder_of
 from slimguard.unedited.train_steps import GuardedStep

@@ -11,8 +11,8 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.gate import Told
-from slimguard.training import incident_reading
-from slimguard.training.incident_reading import look_again
+from slimguard.training.open_incident import look_again
+from slimguard.training.watched_run import of_gate
 from tests.helpers import gate_models
 from tests.helpers.clusters import Cluster
 from tests.helpers.models import Batches, Linear, LogLines, checkpoint_at, records_in
@@ -284,7 +284,7 @@ def test_what_another_process_puts_back_is_not_lost():
     slot = next(v for v in tf1.global_variables() if v.op.name == 'dense/Momentum')
     slot.load([0.0, math.inf, 0.0], guarded.sess)
     guarded.assert_held({damage.places['sparse gradient']: 1e30}, 'a slot that is lost')
-    reading = incident_reading.of_gate(guarded.gate, Told(guarded.bad, 0, 1.0))
+    reading = of_gate(guarded.gate, Told(guarded.bad, 0, 1.0))
     assert reading.incident.state_lost
     assert look_again(guarded.sess, reading) is reading  # it is lost still
     slot.load([0.0, 0.0, 0.0], guarded.sess)

@@ -1,0 +1,148 @@
+"""What a training in slim's loop has around it: a guard, checkpoints, hooks, signals."""
+
+import contextlib
+import functools
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.checkpoints import repair
+from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
+from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.step_turn import taking_turns
+from slimguard.cluster.job import is_remote
+from slimguard.cluster.waiting import Readiness
+from slimguard.graph import TrainOp
+from slimguard.incidents.policy_language import OnNan
+from slimguard.system.log import log
+from slimguard.training.loop import SlimLoop
+from slimguard.training.step_runner import Schedule
+from slimguard.training.step_summaries import summaries_in
+from slimguard.training.trainable import warn_of_no_training
+from slimguard.training.training import Training, TrainingSettings
+from slimguard.training.watchers import handed, with_watcher
+
+
+def train_with_slim(
+    slim_train: Callable[..., Any],
+    train_op: TrainOp,
+    settings: TrainingSettings,
+    hooks: Sequence[tf1.train.SessionRunHook],
+    on_nan: OnNan,
+    schedule: Optional[Schedule],
+    default: Any,
+    given: Dict[str, Any],
+) -> Any:
+    """Runs slim's loop, and in it the hooks; guards the train op first. Returns the last good loss.
+
+    Args:
+      slim_train: slim's own `train`.
+      train_op: the train op.
+      settings: the user's settings.
+      hooks, on_nan: as for `slimguard.train`.
+      schedule: as for `SlimLoop`.
+      default: slim's mark for an argument that was not given.
+      given: by name, the other arguments for `slim_train`; some are replaced here.
+    """
+    graph, logdir, is_chief = given['graph'], settings.logdir, given['is_chief']
+    global_step, saver = _step_and_saver(given, logdir)
+    # An op that writes nothing needs no guard, and slim trains such ops as well.
+    if gates.writes_something(train_op):
+        train_op = gates.guard(train_op)
+    else:
+        warn_of_no_training(train_op)
+    hooks, watcher = with_watcher(hooks, on_nan, settings)
+    if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
+        offer_saver(graph, saver)
+    checkpoints = writer = None
+    if is_chief and logdir is not None:
+        checkpoints = Restorer(saver, logdir, global_step)
+        repair.resume_from_good(logdir)
+        if given['summary_writer'] == default:
+            # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
+            given['summary_writer'] = tf1.summary.FileWriter(logdir, filename_suffix='.train')
+        writer = given['summary_writer']
+    training = Training(
+        settings,
+        is_open=True,
+        checkpoints=checkpoints,
+        saver=saver,
+        number_of_steps=given['number_of_steps'],
+        summary_writer=writer,
+        summaries=summaries_in(writer, given['save_summaries_secs']),
+        is_chief=is_chief,
+    )
+    training.capture(*gates.gates_of(graph).values())
+    before_session = _wait_for_chief(given)
+    with taking_turns(graph) as turn, handed(hooks, training), training.running():
+        with graph.as_default(), contextlib.ExitStack() as stack:
+            for hook in hooks:
+                hook.begin()
+            summary_op = None
+            if checkpoints is not None:
+                summary_op = gates.guard_summary(given['summary_op'], train_op, default)
+            steps = SlimLoop(
+                given['train_step_fn'],
+                given['session_wrapper'],
+                hooks,
+                watcher,
+                train_op,
+                training,
+                schedule=schedule,
+                before_session=before_session,
+                note_session=functools.partial(
+                    _tell_if_complete, given['number_of_steps'], global_step
+                ),
+                turn=turn,
+                summary_op=summary_op,
+            )
+            given.update(train_step_fn=turn.stepping(steps.step), session_wrapper=steps.wrap)
+            if summary_op is not None:
+                given['summary_op'] = None
+            if checkpoints is not None or gates.ranks_in(graph).end_together:
+                stack.enter_context(training.signals)
+            before_session()
+            loss = slim_train(train_op, logdir, **given)
+        steps.raise_swallowed()
+        watcher.end_job()
+    if checkpoints is not None and saver.failure is not None:
+        raise saver.failure  # the Supervisor has dropped it
+    return loss
+
+
+def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, Any]:
+    """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
+
+    slim makes both too late: the gate reads the step, and we save before an error leaves.
+    """
+    with given['graph'].as_default():
+        if given['global_step'] is None:
+            given['global_step'] = tf1.train.get_or_create_global_step()
+        if logdir is not None and not isinstance(given['saver'], FiniteSaver):
+            given['saver'] = FiniteSaver(given['saver'])
+    return given['global_step'], given['saver']
+
+
+def _wait_for_chief(given: Dict[str, Any]) -> Callable[[], None]:
+    """A function to call before slim makes a session: slim looks for the chief every 30 s only."""
+    master = given['master']
+    if given['is_chief'] or not is_remote(str(master)):
+        return lambda: None
+    wait = Readiness(given['graph']).wait
+    return functools.partial(wait, master, given['session_config'])
+
+
+def _tell_if_complete(number_of_steps: Optional[int], global_step: Any, session) -> None:
+    """Logs, when a session begins, that there is nothing left to train."""
+    if number_of_steps is None:
+        return
+    step = session.run(global_step)
+    if step >= number_of_steps:
+        log().warning(_COMPLETE, step, number_of_steps)
+
+
+_COMPLETE = (
+    'this training was complete already: its global step is %d, and number_of_steps is '
+    "%d. slim's loop runs one more step all the same, and train() returns its loss."
+)

@@ -10,27 +10,14 @@ Importing it also makes the installed tf-slim work on the installed TensorFlow
 line can answer before TensorFlow is imported.
 """
 
-import sys as _sys
 from typing import TYPE_CHECKING, List
 
 from slimguard import compat as _compat
-from slimguard.system import notebook as _notebook
 
 __version__ = '0.1.0'
 
 _compat.on_slim_import()
 
-
-def _advice(error: BaseException) -> str:
-    """The advice to print in a notebook after a cell that ended with an error; '' for none."""
-    if 'tensorflow' not in _sys.modules or not isinstance(error, (RuntimeError, ValueError)):
-        return ''
-    from slimguard.training import trainable
-
-    return trainable.advice_for_cell(error)
-
-
-_notebook.tell_after_cells(_advice)
 
 # For type checkers and editors. Python imports each of these when its name is first used.
 if TYPE_CHECKING:

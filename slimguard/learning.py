@@ -21,8 +21,7 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
-from slimguard.training import trainable
-from slimguard.training.slim_training import train_with_slim
+from slimguard.training import slim_training
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
@@ -98,7 +97,7 @@ def create_train_op(
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'
-            % (total_loss.name, trainable.BUILD_ANEW)
+            % (total_loss.name, slim_training.BUILD_ANEW)
         )
     train_op = _slim_create_train_op(
         total_loss,
@@ -223,13 +222,13 @@ def train(
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     require_policy(on_nan)
-    said = max_loss, trainable.unless_empty(logdir), ends_job, capture, max_bundles
+    said = max_loss, slim_training.unless_empty(logdir), ends_job, capture, max_bundles
     more = progress, preemption_seconds, spike, require_history(history)
     settings = TrainingSettings(*said, *more).require()
-    trainable.require_flags(ends_job, is_chief)
+    slim_training.require_flags(ends_job, is_chief)
     graph = graph or tf1.get_default_graph()
-    train_op = trainable.as_train_op(train_op)
-    trainable.require_trainable(train_op, graph, saver)
+    train_op = slim_training.as_train_op(train_op)
+    slim_training.require_trainable(train_op, graph, saver)
     # Only slim's own step, with its own arguments, can be replaced by the faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
@@ -260,6 +259,6 @@ def train(
         trace_every_n_steps=trace_every_n_steps,
         ignore_live_threads=ignore_live_threads,
     )
-    return train_with_slim(
+    return slim_training.train_with_slim(
         _slim_train, train_op, settings, hooks or (), on_nan, schedule, _USE_DEFAULT, given
     )

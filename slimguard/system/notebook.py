@@ -1,4 +1,4 @@
-"""IPython and Jupyter: whether this is one, the place of a cell, and advice after a cell.
+"""IPython and Jupyter: whether this is one, and the place of a cell.
 
 Nothing here imports IPython: code that runs in it has it imported already.
 """
@@ -6,10 +6,9 @@ Nothing here imports IPython: code that runs in it has it imported already.
 import os
 import re
 import sys
-from typing import Any, Callable
+from typing import Any
 
 _CELL_OF_IPYTHON_7 = re.compile(r'<ipython-input-(\d+)-')
-_TOLD_BY = '_slimguard_tells'
 
 
 def shell() -> Any:
@@ -34,22 +33,3 @@ def place_of(file: str) -> str:
     if told is not None:
         return 'cell ' + told[1].replace('In[', '[')
     return 'a cell' if os.path.basename(os.path.dirname(file)).startswith('ipykernel_') else file
-
-
-def tell_after_cells(advice: Callable[[BaseException], str]) -> None:
-    """From now on prints the text that `advice` returns for an error that ends a cell, if any.
-
-    Does nothing in plain Python, and nothing if it was called before.
-    """
-    ipython = shell()
-    if ipython is None or getattr(ipython, _TOLD_BY, False):
-        return
-    setattr(ipython, _TOLD_BY, True)
-
-    def tell(result: Any = None) -> None:
-        error = getattr(result, 'error_in_exec', None)
-        told = '' if error is None else advice(error)
-        if told:
-            print('slimguard: ' + told, file=sys.stderr)
-
-    ipython.events.register('post_run_cell', tell)

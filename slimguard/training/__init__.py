@@ -24,10 +24,9 @@ The loops:
     prepared_runs.py      runs that come again, each kind prepared once
     hook_fetches.py       what hooks ask to be fetched and fed in a step
     watched_session.py    watch(), for a plain session
-    slim_training.py      what a training in slim's loop has around it
+    slim_training.py      what a training in slim's loop has to be, and has around it
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
-    trainable.py          what a train op and its graph have to be, and what to do if they are not
     step_runner.py        one step: in one run, or by the step function
 
 Around a training:

@@ -34,7 +34,7 @@ from slimguard.training.step_history import STEPS, Histories
 from slimguard.training.step_summaries import summaries_beside
 from slimguard.training.steps_to_watch import WatchedRuns, refusal_without_gate, require_loss_in
 from slimguard.training.training import DEFAULTS, Training, TrainingSettings
-from slimguard.training.watched_run import Reading, Run, by_run
+from slimguard.training.watched_run import Reading, Run
 
 # How many incidents a hook remembers; the record in the logdir has them all.
 _REMEMBERED = 1000
@@ -183,10 +183,10 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._loop.end_step(run_context, self.incident_count)
         if run is None:
             return
-        found = run.read(values, self.max_loss_now, run_context)
-        if not found:
+        incidents = run.read(values, self.max_loss_now, run_context)
+        if not incidents:
             self.step_was_good(run_context.session, self._training.loss)
-        for together in by_run(found):
+        for together in incidents:
             self.handle(run_context, *together)
 
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:

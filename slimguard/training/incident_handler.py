@@ -7,7 +7,7 @@ import tensorflow as tf
 from slimguard.checkpoints.snapshots import IS_RUINED, Losses
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
-from slimguard.diagnosis.evidence import Evidence, Found
+from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
@@ -86,7 +86,8 @@ class IncidentHandler:
                 self._examine_and_decide(session, opened, override is None)
                 for other in beside:
                     by = self._evidence_of(other)
-                    keep(by, session, other, examine(by, session, other), ends=False)
+                    examine(by, session, other)
+                    keep(by, session, other, ends=False)
                 if override is None:
                     self._act(run_context, opened)
                 else:
@@ -103,33 +104,33 @@ class IncidentHandler:
 
     def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
         """Also notes the action to come, for the bundle."""
-        by, found = self._evidence_of(opened), Found()
+        by = self._evidence_of(opened)
         try:
             ruin = self._ruin_at(opened)
-            found = self._examine_ahead(session, opened, is_policy, ruin)
-            policy = self._policies.decide(opened.incident, ruin, found.cause)
+            self._examine_ahead(session, opened, is_policy, ruin)
+            policy = self._policies.decide(opened.incident, ruin, opened.found.cause)
             opened.policy = self._last_policy = policy
             opened.spent = self._policies.spent
-            opened.again = self._journal.again(opened.rows)
+            opened.again = self._journal.again(opened.found.bad_rows)
             ruin = self._ruin_at_the_end(policy)
             opened.note_reason(opened.again + self._policies.why_not + ruin)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
-            keep(by, session, opened, found, ends=True)
+            keep(by, session, opened, ends=True)
             raise
         opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
-        keep(by, session, opened, found, ends=is_policy and policy.ends)
-        is_overflow = opened.drew_finite and opened.kind in ('', EXPLOSION)
+        keep(by, session, opened, ends=is_policy and policy.ends)
+        is_overflow = opened.found.drew_finite and opened.found.cause in ('', EXPLOSION)
         if isinstance(policy, Skip) and is_overflow and not opened.reading.is_finite:
             self._policies.note_overflow()
 
-    def _examine_ahead(self, session, opened: OpenIncident, is_policy: bool, ruin: str) -> Found:
+    def _examine_ahead(self, session, opened: OpenIncident, is_policy: bool, ruin: str) -> None:
         """Examines a step as far as the decision needs, if policies and no user decide."""
         foreseen = self._policies.foresee(opened.incident, ruin) if is_policy else None
         ends = foreseen is not None and foreseen.ends
         decides = ends or isinstance(foreseen, Rollback)
         ends = ends and not self._policies.may(Skip)
-        return examine(self._evidence_of(opened), session, opened, decides, ends)
+        examine(self._evidence_of(opened), session, opened, decides, ends)
 
     def _evidence_of(self, opened: OpenIncident) -> Optional[Evidence]:
         gate = opened.reading.gate
@@ -218,7 +219,7 @@ class IncidentHandler:
             other.note_reason(_BESIDE)
         for each in (opened, *beside):
             told = each.incident, opened.acting, each.cause, each.spent, each.remarks
-            self._journal.record(*told, rows=each.rows)
+            self._journal.record(*told, rows=each.found.bad_rows)
             each.close()
             if each.incident.action == Rollback.action:
                 self._policies.note_return(each.incident.learning_rate)

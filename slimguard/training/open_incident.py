@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import Any, Callable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -31,14 +31,8 @@ class OpenIncident:
       policy: the policy that takes it; None until that is decided.
       acting: what acts on it, as the log calls it.
       has_failed: whether that failed, with the last good state still in memory.
-      bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
-        known that data are at fault.
-      kind: the kind of the cause, as policies ask for it.
-      phase: that of the diagnosis; 'unknown' without one.
-      drew_finite: whether all that the step drew is known to be finite.
-      rows: the bad rows that it drew, as `Found` has them.
-      again: a text about a row of them that an earlier incident had; '' if none is known.
-      cause: the diagnosis in one line; None if it is not known.
+      found: what an examination has found.
+      again: a text about a bad row that an earlier incident had; '' if none is known.
       remarks: what was added to the reason.
       spent: how much of the acting policy is used up; '' without one, or if it has no limit.
     """
@@ -49,14 +43,8 @@ class OpenIncident:
         self.policy: Optional[Policy] = None
         self.acting = 'on_nan'
         self.has_failed = False
-        self.cause: Optional[str] = None
-        self.remarks = self.spent = ''
-        self.bad_rows: Optional[List[int]] = None
-        self.kind = ''
-        self.phase = 'unknown'
-        self.drew_finite = False
-        self.rows: Mapping[str, str] = {}
-        self.again = ''
+        self.found = Found()
+        self.remarks = self.spent = self.again = ''
         self._versions = [reading.incident]
         self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
 
@@ -82,15 +70,15 @@ class OpenIncident:
         if self._has(error.incident):
             error.incident = self.incident
 
+    @property
+    def cause(self) -> Optional[str]:
+        """The diagnosis in one line; None if it is not known."""
+        return None if self.found.diagnosis is None else self.found.diagnosis.in_short
+
     def note_found(self, found: Found) -> None:
-        """Notes what an examination has found, and whether data are at fault."""
-        diagnosis = found.diagnosis
-        self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
-        self.cause = None if diagnosis is None else diagnosis.in_short
-        self.kind = found.cause
-        self.phase = 'unknown' if diagnosis is None else diagnosis.phase
-        self.drew_finite, self.rows = found.drew_finite, found.bad_rows
-        told = None if diagnosis is None else str(diagnosis)
+        """Notes what an examination has found."""
+        self.found = found
+        told = None if found.diagnosis is None else str(found.diagnosis)
         self.note(diagnosis=told, bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:
@@ -102,7 +90,8 @@ class OpenIncident:
         for log, args in self._to_log:
             log(*args)
         self.reading = Reading(self.incident)
-        self._versions, self._to_log, self.rows = [self.incident], [], {}
+        self.found = Found()
+        self._versions, self._to_log = [self.incident], []
 
     def _has(self, incident: Incident) -> bool:
         return any(incident is version for version in self._versions)
@@ -114,7 +103,7 @@ def examine(
     opened: OpenIncident,
     decides: bool = False,
     ends: bool = False,
-) -> Found:
+) -> None:
     """Finds and notes what made a step bad, before anybody acts: the weights are as it found them.
 
     Args:
@@ -124,24 +113,17 @@ def examine(
       decides: whether what is done depends on what is found.
       ends: whether the training ends with this incident, whatever is found.
     """
-    if by is None:
-        return Found()
-    reading = opened.reading
-    given = opened.incident, reading.labels, decides, ends, reading.history
-    found = by.examine(session, *given)
-    opened.note_found(found)
-    return found
+    if by is not None:
+        labels, history = opened.reading.labels, opened.reading.history
+        opened.note_found(by.examine(session, opened.incident, labels, decides, ends, history))
 
 
-def keep(by: Optional[Evidence], session, opened: OpenIncident, found: Found, ends: bool) -> None:
+def keep(by: Optional[Evidence], session, opened: OpenIncident, ends: bool) -> None:
     """Writes the bundle; searches all of the step first if the training `ends` with it."""
-    if by is None:
-        return
-    reading = opened.reading
-    given = opened.incident, reading.labels, found, ends, reading.history
-    found = by.keep(session, *given)
-    opened.note_found(found)
-    opened.note_reason(found.why_not)
+    if by is not None:
+        labels, history = opened.reading.labels, opened.reading.history
+        opened.note_found(by.keep(session, opened.incident, labels, opened.found, ends, history))
+        opened.note_reason(opened.found.why_not)
 
 
 def advice_on(opened: OpenIncident, policies: FallbackChain) -> Optional[str]:
@@ -150,16 +132,17 @@ def advice_on(opened: OpenIncident, policies: FallbackChain) -> Optional[str]:
         if not isinstance(opened.policy, Rollback):
             return None
     skips, goes_back = policies.may(Skip), policies.may(Rollback)
-    if opened.bad_rows is not None:
-        return advice.for_bad_data(opened.bad_rows, opened.incident.bundle, skips)
-    if opened.kind == COMES_AGAIN:
+    diagnosis, cause = opened.found.diagnosis, opened.found.cause
+    phase = 'unknown' if diagnosis is None else diagnosis.phase
+    if diagnosis is not None and diagnosis.bad_rows is not None:
+        return advice.for_bad_data(diagnosis.bad_rows, opened.incident.bundle, skips)
+    if cause == COMES_AGAIN:
         return None  # a log line said that nothing here changes it
-    if opened.kind == BATCH:
+    if cause == BATCH:
         return advice.for_a_bad_batch(skips)
-    if opened.incident.state_lost or opened.phase == 'variable':
+    if opened.incident.state_lost or phase == 'variable':
         return advice.for_lost_state(goes_back)
-    may_explode = opened.kind == EXPLOSION or opened.phase == 'unknown'
-    if may_explode or _asks_for_advice(opened.incident):
+    if cause == EXPLOSION or phase == 'unknown' or _asks_for_advice(opened.incident):
         return advice.for_an_explosion(policies.learning_rate, opened.incident.reason)
     return None
 

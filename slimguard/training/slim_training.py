@@ -1,9 +1,10 @@
-"""What a training in slim's loop has around it: a guard, checkpoints, hooks, signals."""
+"""What a training in slim's loop has to be, and what it has around it."""
 
 import contextlib
 import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
@@ -15,13 +16,32 @@ from slimguard.cluster.job import is_remote
 from slimguard.cluster.waiting import Readiness
 from slimguard.graph import TrainOp
 from slimguard.incidents.policy_language import OnNan
+from slimguard.system import files
 from slimguard.system.log import log
+from slimguard.system.numbers import require_bool
 from slimguard.training.loop import SlimLoop
 from slimguard.training.step_runner import Schedule
 from slimguard.training.step_summaries import summaries_in
-from slimguard.training.trainable import warn_of_no_training
 from slimguard.training.training import Training, TrainingSettings
 from slimguard.training.watchers import handed, with_watcher
+
+BUILD_ANEW = (
+    'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():" '
+    '(in a notebook, begin the cell that builds it with tf.compat.v1.reset_default_graph()); '
+    'train() with the same logdir goes on from its checkpoint.'
+)
+_FINALIZED = (
+    'the graph is finalized. '
+    + BUILD_ANEW
+    + """
+Inside a "with MonitoredTrainingSession(...)" block, train() makes a session of its own: change
+    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+        ...
+        slimguard.train(train_op, logdir, ...)
+to
+    slimguard.train(train_op, logdir, ..., hooks=hooks)
+The hooks go into train(), and the block goes away."""
+)
 
 
 def train_with_slim(
@@ -51,7 +71,7 @@ def train_with_slim(
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
     else:
-        warn_of_no_training(train_op)
+        _warn_of_no_training(train_op)
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
@@ -111,6 +131,15 @@ def train_with_slim(
     return loss
 
 
+def _warn_of_no_training(train_op) -> None:
+    """Warns that nothing is trained; slim accepts such an op, which is often a loss by mistake."""
+    log().warning(
+        'train op %r writes no variable: nothing is trained, and the global step stays '
+        'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',
+        train_op.name,
+    )
+
+
 def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, Any]:
     """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
 
@@ -146,3 +175,50 @@ _COMPLETE = (
     'this training was complete already: its global step is %d, and number_of_steps is '
     "%d. slim's loop runs one more step all the same, and train() returns its loss."
 )
+
+
+# What `train` is given.
+
+
+def unless_empty(logdir: Optional[files.Path]) -> Optional[files.Path]:
+    """The logdir; an empty path, as of a flag that was not set, becomes None, with a warning."""
+    if isinstance(logdir, (str, bytes)) and not logdir:
+        log().warning('logdir is empty, so nothing is saved and nothing recorded.')
+        return None
+    return logdir
+
+
+def as_train_op(train_op: Any) -> TrainOp:
+    """As `gates.as_train_op`; a ValueError for None, as in slim."""
+    if train_op is None and not tf.executing_eagerly():  # whose optimizers return None
+        raise ValueError('train_op cannot be None.')
+    return gates.as_train_op(train_op)
+
+
+def require_flags(ends_job: Any, is_chief: Any) -> None:
+    """Raises ValueError unless both are bools; `is_chief` may be None, which is False to slim."""
+    require_bool('ends_job', ends_job)
+    if is_chief is not None:
+        require_bool('is_chief', is_chief)
+
+
+def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
+    """Raises unless `train` can make a session for the train op, and save with the saver if any.
+
+    Raises:
+      TypeError: if `saver` is no saver.
+      ValueError: if the train op belongs to another graph.
+      RuntimeError: if the graph is finalized.
+    """
+    if train_op.graph is not graph:
+        raise ValueError(
+            'train op %r belongs to another graph than the one to train; pass graph=... or call '
+            'train() inside "with graph.as_default():"' % train_op.name
+        )
+    if graph.finalized:
+        raise RuntimeError(_FINALIZED)
+    if not isinstance(saver, (tf.compat.v1.train.Saver, type(None))):
+        raise TypeError(
+            'saver must be a tf.compat.v1.train.Saver, or None for one of all variables, not %r'
+            % (saver,)
+        )

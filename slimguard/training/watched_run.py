@@ -126,8 +126,10 @@ class Run:
         if math.isfinite(loss):
             training.loss = loss
 
-    def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
-        """Reads the incidents from the values of one run.
+    def read(
+        self, values: Sequence[Any], max_loss: Optional[float], run_context
+    ) -> List[List[Reading]]:
+        """Reads the incidents from the values of one run; those of one batch are in one list.
 
         The graph has decided by then (gate/building/builder.py). A gate's row, which outcome.py
         makes, begins with the number of bad steps that no watcher has read yet.
@@ -149,7 +151,7 @@ class Run:
             step = functools.partial(self._step_now, run_context.session)
             reading = of_loss(self._loss, values[-1], max_loss, step)
             found += [] if reading is None else [reading]
-        return found
+        return _by_run(found)
 
     def forget(self, session) -> None:
         """Drops what the gates have put aside to tell."""
@@ -280,7 +282,7 @@ def _explain(error: tf.errors.OpError) -> Optional[gates.Verdict]:
     return gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, said), False)
 
 
-def by_run(found: Sequence[Reading]) -> List[List[Reading]]:
+def _by_run(found: Sequence[Reading]) -> List[List[Reading]]:
     """The incidents that a run has reported, by the run in which they happened.
 
     Returns:

@@ -117,22 +117,6 @@ ADVICE = 'tf.compat.v1.reset_default_graph()'
 
 
 class TestACellThatIsRunAgain:
-    def test_of_a_model_that_is_there_is_told_what_to_do(self, kernel):
-        build(kernel)
-        shown = kernel.run(BUILD.replace('BAD', '-1'))
-        assert shown.error == 'ValueError' and 'already exists' in shown.traceback
-        (line,) = shown.text.splitlines()
-        assert line.startswith('slimguard: the graph holds the model already: begin the cell')
-        assert ADVICE in line
-
-    def test_of_a_model_that_was_trained_is_told_what_to_do(self, kernel):
-        build(kernel)
-        assert not kernel.run(TRAIN % ('', 3)).error
-        shown = kernel.run(BUILD.replace("'x'", "'y'").replace('BAD', '-1'))
-        assert shown.error == 'RuntimeError' and 'finalized' in shown.traceback
-        assert 'slimguard: the graph is that of a training that has begun' in shown.text
-        assert ADVICE in shown.text
-
     @pytest.mark.parametrize(
         'again',
         [TRAIN % ('', 3), 'slimguard.create_train_op(loss, tf1.train.AdamOptimizer())'],
@@ -155,9 +139,3 @@ class TestACellThatIsRunAgain:
                 '    session.run(train_op)'
             )
             assert not shown.error, shown.traceback
-
-    def test_gets_no_advice_where_slimguard_has_no_part(self, kernel):
-        kernel.run(RESET)
-        shown = kernel.run('tf1.get_default_graph().finalize()\ntf.constant(1.0)')
-        assert shown.error == 'RuntimeError' and not shown.text
-        assert not kernel.run(RESET + '1 + 1').text

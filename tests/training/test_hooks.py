@@ -221,16 +221,6 @@ class TestTwoTrainingsInOneGraph:
         assert len(d_hook.incidents) == 1 and not g_hook.incidents
         assert batches['d'].drawn == batches['g'].drawn == 4
 
-    @pytest.mark.full
-    def test_both_in_one_run(self):
-        batches, trains = self.build()
-        (d_train, d_hook), (g_train, g_hook) = trains['d'], trains['g']
-        with tf1.train.SingularMonitoredSession(hooks=[d_hook, g_hook]) as session:
-            for _ in range(4):
-                session.run([d_train, g_train])
-        assert len(d_hook.incidents) == 1 and not g_hook.incidents
-        assert batches['d'].drawn == batches['g'].drawn == 4
-
 
 class TestMaxLoss:
     def build(self, max_loss, of_gate=None):

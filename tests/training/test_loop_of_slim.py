@@ -1,8 +1,6 @@
 """The loop of slimguard.train, which is slim's: its steps, and what hooks see in it."""
 
 import collections
-import importlib
-import io
 import re
 import threading
 import types
@@ -463,30 +461,6 @@ class TestHooksOfTensorFlow:
         )
         assert loss == 1.0 and model.batches.drawn == 0
 
-    @pytest.mark.full
-    def test_a_profiler_hook(self, tmp_path):
-        def hooks(model):
-            return [tf1.train.ProfilerHook(save_steps=2, output_dir=str(tmp_path))]
-
-        model, _ = self.train(hooks)
-        assert model.batches.drawn == 4
-        assert [path.stat().st_size > 100 for path in tmp_path.glob('timeline-*.json')]
-
-    @pytest.mark.full
-    def test_debug_hooks(self, tmp_path, monkeypatch, capsys):
-        """One dumps; the prompt of the other, before and after each run, is told to go on."""
-        # They lost their public name with TensorFlow 2.
-        debug_hooks = importlib.import_module('tensorflow.python.debug.wrappers.hooks')
-        folder = tmp_path / 'dumps'
-        model, _ = self.train(lambda model: [debug_hooks.DumpingDebugHook(str(folder))])
-        assert model.batches.drawn == 4 and len(list(folder.glob('run_*/**/Mean_*'))) >= 4
-        monkeypatch.setattr('sys.stdin', io.StringIO('run\n' * 20))
-        with tf.Graph().as_default():
-            hook = debug_hooks.LocalCLIDebugHook(ui_type='readline')
-            model, _ = self.train(lambda model: [hook], number_of_steps=2)
-        assert model.batches.drawn == 2
-        assert 'dumped tensor(s)' in capsys.readouterr().out
-
 
 def build(library=slimguard, **kwargs):
     model = Linear(**kwargs)
@@ -596,16 +570,6 @@ class TestInOneCall:
                 # A save by the clock would come last, now and then.
                 train(train_op, tmp_path, save_interval_secs=0)
         assert model.batches.drawn == 1 and checkpoint_at(tmp_path) == (5, [])
-
-    @pytest.mark.full
-    def test_many_kinds_of_runs(self, fast_steps):
-        """More than are prepared, and a list that is new each time."""
-        model, train_op = build()
-        asking = Asking(lambda run: Args([model.loss] * (run % 25)))
-        train(train_op, number_of_steps=60, hooks=[asking])
-        assert [len(values) for values in asking.values] == [run % 25 for run in range(60)]
-        losses = [loss for loss, _ in fast_steps]
-        assert all(value == losses[run] for run in range(60) for value in asking.values[run])
 
     @pytest.mark.full
     def test_things_to_fetch_that_are_new_each_time(self):

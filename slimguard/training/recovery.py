@@ -91,7 +91,7 @@ class Recovery:
             self.limits.begin_anew()
         self._job_went_back = rollbacks
 
-    def go_back(self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]) -> bool:
+    def go_back(self, session, opened: OpenIncident, policy: Rollback, job: Optional[Job]) -> bool:
         """Restores an earlier state. False if that cannot be; the incident says why.
 
         Raises:
@@ -104,26 +104,26 @@ class Recovery:
                 raise ValueError(_NO_BACK_OFF)
             factor = back_off.after(session, policy.learning_rate)
         if job is not None:
-            if not self._job_can(handled, job):
+            if not self._job_can(opened, job):
                 return False
-            handled.note(learning_rate=factor)
-            job.roll_back(handled.incident)
+            opened.note(learning_rate=factor)
+            job.roll_back(opened.incident)
         with self._restorer.nobody_saves():
-            is_back = self._restore(session, handled)
+            is_back = self._restore(session, opened)
         if is_back and back_off is not None and factor is not None:
             back_off.shrink_to(session, factor)
-            handled.note(learning_rate=factor)
+            opened.note(learning_rate=factor)
         return is_back
 
-    def _restore(self, session, handled: OpenIncident) -> bool:
-        self.snapshots.forget_before_restart(handled.incident.step)
-        state = self._choose(handled.incident.step)
+    def _restore(self, session, opened: OpenIncident) -> bool:
+        self.snapshots.forget_before_restart(opened.incident.step)
+        state = self._choose(opened.incident.step)
         if state is None:
-            handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
+            opened.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
             return False
-        handled.note(restored=_name_of(state))
+        opened.note(restored=_name_of(state))
         self._put_back(session, state)
-        self._leave_behind(session, handled, _step_of(state))
+        self._leave_behind(session, opened, _step_of(state))
         return True
 
     def _choose(self, step: Optional[int]) -> Union[Snapshot, str, None]:
@@ -161,9 +161,9 @@ class Recovery:
             return trusted[0] if trusted else None
         return found[-1] if self.snapshots.ruin() else found[0]
 
-    def _leave_behind(self, session, handled: OpenIncident, step: Optional[int]) -> None:
+    def _leave_behind(self, session, opened: OpenIncident, step: Optional[int]) -> None:
         """Saves the state, if a restart would otherwise resume from an abandoned one."""
-        published, restored = self._restorer.published(), handled.incident.restored
+        published, restored = self._restorer.published(), opened.incident.restored
         if published is None or published == restored:
             return
         newest = step_in_name(published)
@@ -175,19 +175,19 @@ class Recovery:
         except (tf.errors.OpError, OSError) as error:
             saved, why = None, error
         if saved is None:
-            handled.log_after(log().error, _NOT_LEFT, restored, published, why)
+            opened.log_after(log().error, _NOT_LEFT, restored, published, why)
         else:
-            handled.log_after(log().warning, _LEFT, saved)
+            opened.log_after(log().warning, _LEFT, saved)
 
-    def _job_can(self, handled: OpenIncident, job: Job) -> bool:
+    def _job_can(self, opened: OpenIncident, job: Job) -> bool:
         if not job.takes_part:
-            handled.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
+            opened.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
             return False
         # All processes restore the state with which a new session begins.
         if job.is_chief:
-            handled.note(restored=self._restorer.newest())
-        if job.is_chief and handled.incident.restored is None:
-            handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
+            opened.note(restored=self._restorer.newest())
+        if job.is_chief and opened.incident.restored is None:
+            opened.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
             return False
         return True
 

@@ -271,54 +271,6 @@ def test_a_training_that_explodes_at_once_keeps_what_it_began_with(tmp_path):
     assert checkpoint_at(tmp_path) == (0, [])
 
 
-# From start to restart: what stock TensorFlow poisons.
-
-
-def train_in_monitored_session(train_op, hook, logdir):
-    stop = tf1.train.StopAtStepHook(last_step=8)
-    with tf1.train.MonitoredTrainingSession(
-        checkpoint_dir=logdir,
-        save_checkpoint_steps=1,
-        save_checkpoint_secs=None,
-        hooks=[hook, stop],
-    ) as session:
-        while not session.should_stop():
-            session.run(train_op)
-
-
-def train_with_slim(train_op, hook, logdir):
-    slimguard.train(train_op, logdir, number_of_steps=8, log_every_n_steps=0, hooks=[hook])
-
-
-@pytest.mark.parametrize(
-    ('loop', 'check_numerics', 'fail_on_nan_loss'),
-    [
-        (train_with_slim, False, False),
-        (train_with_slim, True, True),
-        (train_in_monitored_session, False, True),
-        (train_in_monitored_session, True, False),
-    ],
-)
-def test_no_strategy_poisons_the_checkpoint(loop, check_numerics, fail_on_nan_loss, tmp_path):
-    logdir = str(tmp_path)
-    model = Linear(bad=(5,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
-    hook = slimguard.NanLossHook(model.loss, fail_on_nan_loss=fail_on_nan_loss)
-    if fail_on_nan_loss:
-        with pytest.raises(slimguard.NanLossError):
-            loop(train_op, hook, logdir)
-    else:
-        loop(train_op, hook, logdir)
-    assert checkpoint_at(logdir) == (5, [])
-    # A restart resumes there, and the batch that was bad is behind it.
-    with tf.Graph().as_default():
-        model = Linear()
-        train_op = slimguard.create_train_op(model.loss, model.optimizer)
-        loop(train_op, slimguard.NanLossHook(model.loss), logdir)
-        assert model.batches.drawn == 3
-    assert checkpoint_at(logdir) == (8, [])
-
-
 class Asks(tf1.train.SessionRunHook):
     """A hook that fetches something in each step."""
 

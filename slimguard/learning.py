@@ -26,6 +26,7 @@ from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
+from slimguard.training.watchers import with_watcher
 
 _slim = compat.import_slim().learning
 # Kept, as code may put the functions below in the place of `_slim`'s own.
@@ -229,6 +230,7 @@ def train(
     graph = graph or tf1.get_default_graph()
     train_op = slim_training.as_train_op(train_op)
     slim_training.require_trainable(train_op, graph, saver)
+    hooks, watcher = with_watcher(hooks or (), on_nan, settings)
     # Only slim's own step, with its own arguments, can be replaced by the faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
@@ -260,5 +262,5 @@ def train(
         ignore_live_threads=ignore_live_threads,
     )
     return slim_training.train_with_slim(
-        _slim_train, train_op, settings, hooks or (), on_nan, schedule, _USE_DEFAULT, given
+        _slim_train, train_op, settings, hooks, watcher, schedule, _USE_DEFAULT, given
     )

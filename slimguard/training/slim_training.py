@@ -15,15 +15,15 @@ from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.job import is_remote
 from slimguard.cluster.waiting import Readiness
 from slimguard.graph import TrainOp
-from slimguard.incidents.policy_language import OnNan
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
+from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.loop import SlimLoop
 from slimguard.training.step_runner import Schedule
 from slimguard.training.step_summaries import summaries_in
 from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.watchers import handed, with_watcher
+from slimguard.training.watchers import handed
 
 BUILD_ANEW = (
     'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():" '
@@ -49,7 +49,7 @@ def train_with_slim(
     train_op: TrainOp,
     settings: TrainingSettings,
     hooks: Sequence[tf1.train.SessionRunHook],
-    on_nan: OnNan,
+    watcher: GateWatcher,
     schedule: Optional[Schedule],
     default: Any,
     given: Dict[str, Any],
@@ -60,7 +60,8 @@ def train_with_slim(
       slim_train: slim's own `train`.
       train_op: the train op.
       settings: the user's settings.
-      hooks, on_nan: as for `slimguard.train`.
+      hooks: the hooks.
+      watcher: the one among them that decides.
       schedule: as for `SlimLoop`.
       default: slim's mark for an argument that was not given.
       given: by name, the other arguments for `slim_train`; some are replaced here.
@@ -72,7 +73,6 @@ def train_with_slim(
         train_op = gates.guard(train_op)
     else:
         _warn_of_no_training(train_op)
-    hooks, watcher = with_watcher(hooks, on_nan, settings)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
     checkpoints = writer = None

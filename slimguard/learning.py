@@ -23,7 +23,7 @@ from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.job import is_remote
-from slimguard.cluster.waiting import Readiness
+from slimguard.cluster.rounds import wait_for_initialized
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan, require_policy
@@ -348,7 +348,7 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
     """A function to call before slim makes a session: slim looks for the chief every 30 s only."""
     if is_chief or not is_remote(str(master)):
         return lambda: None
-    return functools.partial(Readiness(graph).wait, master, config)
+    return functools.partial(wait_for_initialized(graph), master, config)
 
 
 def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> None:

@@ -3,9 +3,8 @@
 The files:
 
     job.py            a process's part in a job, and what it hears; explains how they agree
-    rounds.py         the chief opens the rounds of a training; the other workers join
+    rounds.py         the chief opens the rounds of a training; the other workers wait, and join
     session_end.py    how a session ends, and which errors lead to a new one
-    waiting.py        waits for other processes
-    job_table.py      the shared table, with one entry of each process, and this one's
+    job_table.py      the shared table, the entry of this process in it, and how one waits for it
     sync_replicas.py  the accumulators and tokens of a SyncReplicasOptimizer
 """

@@ -33,11 +33,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.cluster.job_table import CHIEF, Entry, OwnEntry, SharedTable
+from slimguard.cluster.job_table import CHIEF, GONE, PAUSE, Entry, OwnEntry, SharedTable
 from slimguard.cluster.rounds import Chief, Follower
 from slimguard.cluster.session_end import aborted, call_when_joined, error_of, stop
 from slimguard.cluster.sync_replicas import Replicas
-from slimguard.cluster.waiting import GONE, PAUSE
 from slimguard.incidents.incident import Incident
 
 

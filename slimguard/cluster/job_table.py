@@ -1,4 +1,4 @@
-"""The shared table of a job, on a parameter server, and in it the entry of this process.
+"""The shared table of a job, on a parameter server; in it the entry of this process.
 
 It is read and written through a small graph and a session of its own, so the graph and the session
 of a training know nothing of it, and a thread can use it while a step waits. The table lives as
@@ -8,15 +8,29 @@ long as the process that holds it: if that is killed, the table is empty again.
 import json
 import random
 import threading
-from typing import Any, Dict, Optional
+import time
+from typing import Any, Callable, Dict, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.system.log import log
 
+# Seconds between two reads of the shared table.
+PAUSE = 0.2
 # How long an answer may take, in milliseconds; a process that is gone never answers.
 _PATIENCE = 3000
+# How often a process that waits says so, in seconds.
+_REMINDER = 30.0
+
+# The errors of a call to a process that is gone, or was started anew.
+GONE = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
 
 # The number of the chief's entry; the other processes take random numbers.
 CHIEF = 0
@@ -159,3 +173,26 @@ class OwnEntry:
 def new_number() -> int:
     """A number that no other process chooses, and no other round has."""
     return random.SystemRandom().randrange(1, 2**53)
+
+
+def insist(call: Callable[[], Any]) -> Any:
+    """Repeats a call until the shared table answers, and returns the answer."""
+    reminder = Reminder()
+    while True:
+        try:
+            return call()
+        except GONE as error:
+            reminder.say('waits for a parameter server: %s', error)
+            time.sleep(PAUSE)
+
+
+class Reminder:
+    """Logs now and then what a process waits for."""
+
+    def __init__(self):
+        self._next = time.monotonic() + _REMINDER / 10
+
+    def say(self, text: str, *values) -> None:
+        if time.monotonic() > self._next:
+            self._next = time.monotonic() + _REMINDER
+            log().info(text, *values)

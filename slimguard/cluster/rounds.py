@@ -7,12 +7,21 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader, repair
-from slimguard.cluster.job_table import CHIEF, Entry, OwnEntry, new_number
+from slimguard.cluster.job_table import (
+    CHIEF,
+    PAUSE,
+    Entry,
+    OwnEntry,
+    Reminder,
+    insist,
+    new_number,
+)
 from slimguard.cluster.session_end import aborted, stop
 from slimguard.cluster.sync_replicas import Replicas
-from slimguard.cluster.waiting import PAUSE, Reminder, insist
+from slimguard.graph import ops
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.system.log import log
@@ -214,3 +223,17 @@ class Follower:
         self._entry.round = chief['round']
         self.rollbacks = chief['rollbacks']
         insist(lambda: self._entry.write(round=self._entry.round, done=None))
+
+
+def wait_for_initialized(graph: tf.Graph) -> Callable[[str, Optional[tf1.ConfigProto]], None]:
+    """A function that waits until the chief has initialized the variables, and checks often.
+
+    Without this, a worker that checks too early would check again half a minute later.
+
+    Args:
+      graph: the graph of the training, to which an op is added.
+    """
+    with ops.our_scope(graph, 'job'):
+        missing = tf1.report_uninitialized_variables(tf1.global_variables())
+    manager = tf1.train.SessionManager(graph=graph, ready_op=missing, recovery_wait_secs=PAUSE)
+    return lambda target, config: manager.wait_for_session(target, config=config).close()

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.cluster.waiting import PAUSE
+from slimguard.cluster.job_table import PAUSE
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 import tensorflow as tf
 
 from slimguard.compat import tf_private
-from slimguard.system.user_code import Owners
+from slimguard.system.user_code import is_users
 
 
 class Line(NamedTuple):
@@ -44,7 +44,6 @@ class Origins:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self._owners = Owners()
         self._lines: Dict[Tuple[str, int, str], Optional[Line]] = {}
 
     def __call__(self, name: str) -> Origin:
@@ -57,7 +56,7 @@ class Origins:
 
     def _line(self, op) -> Optional[Line]:
         for frame in _frames(op):
-            if self._owners.is_users(frame[0]):
+            if is_users(frame[0]):
                 if frame not in self._lines:
                     self._lines[frame] = _line_of(*frame)
                 line = self._lines[frame]
@@ -95,9 +94,8 @@ def assigned_name(op) -> Optional[str]:
     If a function returns the result, this is the name that the function's caller gives it. None if
     the line gives the result no name of its own.
     """
-    owners = Owners()
     for frame in _frames(op):
-        if owners.is_users(frame[0]):
+        if is_users(frame[0]):
             line = _line_of(*frame)
             # The line without its comment. Before a semicolon there may be another statement, and a
             # semicolon in a string looks the same: no name is better than a wrong one.

@@ -13,10 +13,10 @@ from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.incident_groups import kind_of, symptom_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
-from slimguard.system.rate import Rate
 
-# The first incidents are logged one by one.
-_FIRST = 10
+# The first incidents are logged one by one; then one that the training goes on after is, in so many
+# seconds.
+_FIRST, _SECONDS = 10, 10.0
 
 _DONE = {
     'raise': 'raising NanLossError',
@@ -61,7 +61,9 @@ class Journal:
         self._file: Optional[IncidentFile] = None
         self._summary_writer = summary_writer
         self._is_elsewhere = is_elsewhere
-        self._rate = Rate(_FIRST, clock=clock)
+        self._clock = clock
+        self._last_logged = 0.0
+        self._held_back = 0  # how many were not logged since then
         # By causes, and by symptoms: the number of the first of each, and how many there were.
         self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
         self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
@@ -127,13 +129,13 @@ class Journal:
 
     def close(self, told: str = '') -> None:
         """Logs how many lines were held back, then `told` if it is not empty; closes the file."""
-        if self._rate.held_back:
+        if self._held_back:
             log().warning(
                 '%d incidents in all; the last %d were not logged one by one.',
                 self.count,
-                self._rate.held_back,
+                self._held_back,
             )
-            self._rate.held_back = 0
+            self._held_back = 0
         if told and self.count and self.logdir is not None:
             log().warning('%s; %s', told, report_hint(self.logdir))
         elif told:
@@ -167,10 +169,15 @@ class Journal:
         # If a cause was logged in full, its symptom need not be.
         self._kinds.setdefault(symptom, (first, _IN_FULL))
         goes_on = incident.action in ('skip', 'on_nan_loss')
-        if not self._rate.is_due(must=not goes_on):
+        now = self._clock()
+        if goes_on and self.count > _FIRST and now - self._last_logged < _SECONDS:
+            self._held_back += 1
             return
+        self._last_logged = now
         say = log().warning if incident.action in ('skip', 'interrupted') else log().error
-        done += self._rate.told()
+        if self._held_back:
+            done += ' (%d more not shown)' % self._held_back
+            self._held_back = 0
         head = 'incident %d %s: ' % (self._number, incident.where)
         if times >= _IN_FULL:
             alike = 'symptom' if cause is None else 'cause'

@@ -9,7 +9,7 @@ import tensorflow as tf
 from slimguard.incidents.incident import Incident, replay_hint, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, notebook
-from slimguard.system.user_code import Owners, ends_in_slimguard, until_users
+from slimguard.system.user_code import ends_in_slimguard, is_users, until_users
 
 _F = TypeVar('_F', bound=Callable[..., Any])
 
@@ -63,11 +63,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     def _render_traceback_(self) -> List[str]:
         """IPython shows this in place of a traceback: the message, then the user's own lines."""
         told = ['NanLossError: ' + self.message]
-        owners = Owners()
         frames = [
-            frame
-            for frame in traceback.extract_tb(self.__traceback__)
-            if owners.is_users(frame.filename)
+            frame for frame in traceback.extract_tb(self.__traceback__) if is_users(frame.filename)
         ]
         if frames:
             told.append('raised in')

@@ -10,6 +10,5 @@ The files:
     user_code.py  whether a file is the user's, or a library's
     numbers.py    tells numbers from bools
     log.py        the logger that all messages go through
-    rate.py       limits how often a message is logged
     memory.py     how much memory is free
 """

@@ -1,11 +1,12 @@
 """Tells the user's files from those of the libraries that every training goes through."""
 
+import functools
 import importlib.util
 import os
 import re
 import sysconfig
 import types
-from typing import Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 _PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
 _SLIMGUARD = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '')
@@ -15,34 +16,26 @@ _PACKAGES = (
 ).split()
 
 
-class Owners:
-    """Tells the user's files from those of TensorFlow, tf-slim, Keras, slimguard and Python."""
+@functools.lru_cache(maxsize=None)
+def is_users(file: str) -> bool:
+    """Whether a file, as a traceback names it, is the user's own.
 
-    def __init__(self) -> None:
-        self._theirs = _directories()
-        self._files: Dict[str, bool] = {}  # whether a file is a library's
-
-    def is_users(self, file: str) -> bool:
-        """Whether a file, as a traceback names it, is the user's own."""
-        if file not in self._files:
-            self._files[file] = self._look_whose(file)
-        return not self._files[file]
-
-    def _look_whose(self, file: str) -> bool:
-        if file.startswith(self._theirs):
-            return True
-        # Packages inside Python's own directory may well be the user's.
-        return file.startswith(_PYTHON) and not re.search(r'[/\\\\](site|dist)-packages', file)
+    It is if it belongs to none of TensorFlow, tf-slim, Keras, slimguard and Python.
+    """
+    if file.startswith(_directories()):
+        return False
+    # Packages inside Python's own directory may well be the user's.
+    return not file.startswith(_PYTHON) or bool(re.search(r'[/\\\\](site|dist)-packages', file))
 
 
 def until_users(
     traceback: Optional[types.TracebackType],
 ) -> Optional[types.TracebackType]:
     """The traceback up to the last frame in a file of the user's; None if it has no such frame."""
-    owners, last = Owners(), None
+    last = None
     frame = traceback
     while frame is not None:
-        last = frame if owners.is_users(frame.tb_frame.f_code.co_filename) else last
+        last = frame if is_users(frame.tb_frame.f_code.co_filename) else last
         frame = frame.tb_next
     if last is None:
         return None
@@ -58,6 +51,7 @@ def ends_in_slimguard(traceback: Optional[types.TracebackType]) -> bool:
     return file.startswith(_SLIMGUARD)
 
 
+@functools.lru_cache(maxsize=None)
 def _directories() -> Tuple[str, ...]:
     found = set()
     for name in _PACKAGES:

@@ -13,7 +13,7 @@ from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.job import is_remote
-from slimguard.cluster.waiting import Readiness
+from slimguard.cluster.rounds import wait_for_initialized
 from slimguard.graph import TrainOp
 from slimguard.system import files
 from slimguard.system.log import log
@@ -158,7 +158,7 @@ def _wait_for_chief(given: Dict[str, Any]) -> Callable[[], None]:
     master = given['master']
     if given['is_chief'] or not is_remote(str(master)):
         return lambda: None
-    wait = Readiness(given['graph']).wait
+    wait = wait_for_initialized(given['graph'])
     return functools.partial(wait, master, given['session_config'])
 
 

@@ -1,11 +1,13 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
-Each loop has one `StopSignals`, which holds a flag that the loop asks for at the end of a step. One
-`_Listener` for the process hears the signals, and tells the training that began last: Python's
-handlers tell it in the main thread, and a thread that waits for nobody sees to the rest.
+Each loop has one `StopSignals`. One `_Listener` for the process hears the signals, and tells the
+training that began last: Python's handler does so in the main thread, once that runs Python; and a
+thread that waits for nobody does so at once.
 """
 
+import contextlib
 import math
+import multiprocessing
 import os
 import signal
 import socket
@@ -28,26 +30,30 @@ from slimguard.system.log import log
 # for ever.
 SECONDS = 10.0
 
+# The stages of a training:
+_TRAINING = 'training'  # a signal waits for the end of the step, for so many seconds
+_ENDING = 'ending'  # the last step is over, and the loop saves, however long that takes
+_RAISED = 'raised'  # the loop ends by the KeyboardInterrupt of a second Ctrl-C
+_LEFT = 'left'  # it is saved between two steps, or has ended: signals change only how it ends
+
 
 class StopSignals:
     """From `enter` to `leave`, the training ends at SIGTERM and Ctrl-C, after the step under way.
 
-    During a step a signal sets `is_asked`. The loop ends after the step, as at its normal end, and
-    saves. `leave` then ends the process by SIGTERM, or raises KeyboardInterrupt. If both signals
-    came, the process ends by SIGTERM.
+    During a step a signal makes `is_asked` true. The loop ends after the step, as at its normal
+    end, and saves. `leave` then ends the process by SIGTERM if that came, or raises
+    KeyboardInterrupt. A second Ctrl-C raises it as soon as Python runs.
 
-    Between two steps the loop of a program may do anything. A signal between two steps saves the
-    state at once, unless the loop will ask for it; then it ends the process or raises. Further
-    signals change only how the training ends: the save does not begin anew.
+    Between two steps the loop of a program may do anything. A signal then saves the state at once,
+    unless the loop will ask for it, and ends the process or raises.
 
     A step may wait for input that never comes, and Python's handlers wait with it. If the step does
-    not end in time, a thread saves the state and ends the process. A second Ctrl-C raises
-    KeyboardInterrupt as soon as Python runs. At a prompt and in a notebook, Ctrl-C never ends the
-    process.
+    not end in time, a thread saves the state and ends the process. At a prompt and in a notebook,
+    Ctrl-C never ends the process.
 
-    If ranks train together, a rank that gets a signal sends it to all in their next step; between
-    two steps the signal waits for that step. After it all ranks end. No process ends before all
-    have saved, since a launcher would then end the others.
+    If ranks train together, a rank that gets a signal sends it to all in their next step, after
+    which they end. No process ends before all have saved, since a launcher would then end the
+    others.
 
     Signals act as without a training if the program has handlers of its own, in threads other than
     the main one, and in children that the process forks.
@@ -58,9 +64,6 @@ class StopSignals:
       save: saves the state of a session that is given; called in any thread.
       seconds: how long a step may take to end.
       loop_asks: whether the loop also reads `is_asked` between two steps.
-
-    Attributes:
-      is_asked: whether the loop is to end after the step.
     """
 
     def __init__(
@@ -69,32 +72,26 @@ class StopSignals:
         self._save = save
         self._seconds = seconds
         self._loop_asks = loop_asks
-        self._current: Callable[[], Any] = _no_session
+        self._current: Callable[[], Any] = lambda: None
         self._is_in_step = False
-        self._forget()
+        self._begin()
         SIGNALS.trainings.add(self)
 
-    def _forget(self) -> None:
-        self.is_asked = False
-        self._in_the_end: Optional[int] = None  # the signal that `leave` acts by
-        self._is_acting = False
-        self._is_interrupted = False  # KeyboardInterrupt was raised, or will be after the save
-        self._is_of_another = False  # another rank has heard the signal
-        self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
+    def _begin(self) -> None:
         # No locks, as the handler may run in the middle of anything.
-        self._has_step_ended = self._has_left = False
-        self._saves_before: Optional[int] = None  # the number of saves when the first signal came
-        # The signals that reached the thread. The handler may get two signals as one.
-        self._heard: Set[int] = set()
-        self._ctrl_cs = 0
-        self._deadline: Optional[float] = None
+        self._stage = _TRAINING
+        # The signals that came to any rank, each with how many checkpoints were saved before.
+        self._heard: Dict[int, int] = {}
+        self._waiting: Set[int] = set()  # those that the handler has left to the end of the step
+        self._deadline: Optional[float] = None  # of the step; the thread's
+        self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
 
     # From beginning to end.
 
     def enter(self) -> None:
         """Handles the signals from now on, if this is the main thread."""
         if is_main_thread() and self not in _listener.trainings:
-            self._forget()
+            self._begin()
             _listener.add(self)
 
     def enter_if_first(self) -> None:
@@ -107,13 +104,14 @@ class StopSignals:
         self._wait_for_ranks()
         if self not in _listener.trainings:  # or in a child, which has left already
             return
-        self._has_step_ended = self._has_left = self._is_acting = True
+        has_raised, self._stage = self._stage is _RAISED, _LEFT
         self._is_in_step = False
         _listener.remove(self)
-        if self._in_the_end == signal.SIGINT:
-            if is_main_thread():
-                raise KeyboardInterrupt
-            _end_by(signal.SIGINT)  # as where another thread closes the session
+        number = self.ends_by()
+        if number == signal.SIGTERM or number is not None and not is_main_thread():
+            _end_by(number)  # a thread that closes the session cannot raise in the main one
+        elif number is not None and not has_raised:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> 'StopSignals':
         self.enter()
@@ -122,7 +120,14 @@ class StopSignals:
     def __exit__(self, *_) -> None:
         self.leave()
 
-    # What the loop reports.
+    # The loop.
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the loop is to end after the step."""
+        if self._stage is _LEFT:
+            return False
+        return self._tell_the_end is not None or bool(self._waiting) and not self._has_ranks()
 
     def watch(self, session) -> None:
         """Saves the state of this session from now on."""
@@ -149,89 +154,35 @@ class StopSignals:
             return run(session, *args)
         finally:
             self.end_step()
-            if self.is_asked or self._is_interrupted:
+            if self.is_asked:
                 self._act()
 
     def tell_saving(self) -> None:
-        """If a signal came, logs that it ends the training; call it before the save."""
-        self._has_step_ended = True
-        if self._in_the_end is not None:
-            name = _name_of(self._in_the_end) + (' on another rank' if self._is_of_another else '')
-            if self._has_ranks():
-                log().warning('%s; the step is done, and all ranks end.', name)
-                return
-            done = 'the step is done, ' if self.is_asked else ''
-            log().warning('%s; %ssaving before the end.', name, done)
+        """The last step is over, and is saved next. Logs which signal ends the training, if any."""
+        if self._stage is not _TRAINING:
+            return
+        self._stage = _ENDING
+        number = self.ends_by()
+        if number is not None:
+            is_of_another = self._tell_the_end is not None and number not in self._waiting
+            where = ' on another rank' if is_of_another else ''
+            log().warning('%s%s; saving before the end.', _name_of(number), where)
 
     def tell_saved(self) -> None:
         """Names the checkpoint that was saved since a signal came, if any was."""
         saves, path = last_published()
-        if self._saves_before is None or saves == self._saves_before:
+        number = self.ends_by()
+        if number is None or saves == min(self._heard.values()):
             return
-        name = _name_of(self.ends_by() or signal.SIGINT)  # a second Ctrl-C is raised, not noted
         step = global_step_in(path)
-        told = name, path, '' if step is None else ' (global step %d)' % step
+        told = _name_of(number), path, '' if step is None else ' (global step %d)' % step
         log().warning(SAVED_BY_SIGNAL, *told)
         for note in note_saved:
             note(SAVED_BY_SIGNAL % told)
 
     def ends_by(self) -> Optional[int]:
         """The signal by which to end: the sender of SIGTERM may kill the process soon."""
-        return signal.SIGTERM if signal.SIGTERM in self._heard else self._in_the_end
-
-    # What the handler calls in the main thread.
-
-    def on_signal(self, number: int) -> None:
-        """Sets the flag, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
-        self._note_coming()
-        if self._is_acting:
-            self._note(number)
-        elif not self._waits_for_a_step(number):
-            self.is_asked = False
-            self._note(number)
-            self._act()
-        elif number == signal.SIGINT and self._is_second_ctrl_c():
-            self._in_the_end = None if self._in_the_end == number else self._in_the_end
-            self._is_interrupted = True
-            raise KeyboardInterrupt
-        else:
-            self._note(number)
-            self._is_of_another = False
-            if self._has_ranks():
-                SIGNALS.hear(number)
-            else:
-                self.is_asked = True
-
-    def _note_coming(self) -> None:
-        if self._saves_before is None:
-            self._saves_before, _ = last_published()
-
-    def _note(self, number: int) -> None:
-        if self._in_the_end != signal.SIGTERM:
-            self._in_the_end = number
-
-    def _is_second_ctrl_c(self) -> bool:
-        was_first = self._in_the_end == signal.SIGINT and not self._is_of_another
-        return was_first or self._is_interrupted or self._ctrl_cs > 1
-
-    def _waits_for_a_step(self, number: int) -> bool:
-        if self._is_in_step or self._has_ranks():
-            return True
-        if not self._loop_asks or self._open_session() is None:
-            return False
-        # Let the loop end by itself, with its hooks' `end`. If no step comes, the thread acts on
-        # SIGTERM. After Ctrl-C the user does not wait for that.
-        return number == signal.SIGTERM
-
-    def _act(self) -> None:
-        """Saves, leaves, and ends the process or raises."""
-        if self._is_acting or self not in _listener.trainings:
-            return
-        self._is_acting = self._is_interrupted = True  # the thread, too, waits for the save
-        if self._open_session() is not None:
-            self.tell_saving()
-        self.save_session()
-        self.leave()
+        return signal.SIGTERM if signal.SIGTERM in self._heard else next(iter(self._heard), None)
 
     def save_session(self) -> None:
         """Saves the session, if it is open."""
@@ -243,7 +194,46 @@ class StopSignals:
         session = self._current()
         return None if session is None or tf_private.is_closed(session) else session
 
-    # If ranks train together.
+    # The handler, in the main thread.
+
+    def on_signal(self, number: int) -> None:
+        """Asks the loop to end, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
+        self._note(number)
+        if self._stage is _LEFT:
+            return
+        if not self._waits_for_a_step(number):
+            self._act()
+        elif number == signal.SIGINT and number in self._waiting:
+            self._stage = _RAISED
+            raise KeyboardInterrupt
+        else:
+            self._waiting.add(number)
+            if self._has_ranks():
+                SIGNALS.hear(number)
+
+    def _note(self, number: int) -> None:
+        self._heard.setdefault(number, last_published()[0])
+
+    def _waits_for_a_step(self, number: int) -> bool:
+        if self._is_in_step or self._has_ranks():
+            return True
+        # Let the loop end by itself, with its hooks' `end`. If no step comes, the thread acts on
+        # SIGTERM. After Ctrl-C the user does not wait for that.
+        loop_asks = self._loop_asks and self._open_session() is not None
+        return loop_asks and number == signal.SIGTERM
+
+    def _act(self) -> None:
+        """Saves, leaves, and ends the process or raises."""
+        if self not in _listener.trainings:
+            return
+        if self._stage is not _RAISED:
+            if self._open_session() is not None:
+                self.tell_saving()
+            self._stage = _LEFT
+        self.save_session()
+        self.leave()
+
+    # Ranks that train together.
 
     def _has_ranks(self) -> bool:
         """Whether the steps are run by several ranks, which end together."""
@@ -253,13 +243,9 @@ class StopSignals:
     def on_shared_signal(self, number: int) -> None:
         """All ranks know of a signal to one of them, and end after this step."""
         session = self._open_session()
-        if self._has_left or session is None or not self._has_ranks():
-            return
-        self._is_of_another = self._in_the_end is None
-        self._note_coming()
-        self._note(number)
-        self._tell_the_end = gates.ranks_in(session.graph).exchange
-        self.is_asked = True
+        if session is not None and self._has_ranks() and self._stage is not _LEFT:
+            self._note(number)
+            self._tell_the_end = gates.ranks_in(session.graph).exchange
 
     def _wait_for_ranks(self) -> None:
         """Waits until all ranks have saved, if they end together."""
@@ -272,37 +258,32 @@ class StopSignals:
         except Exception as error:
             log().warning('another rank has not ended as it should: %s', error)
 
-    # In the thread, which ends the training if the main thread does not react.
+    # The thread, which ends the training if the main thread does not react.
 
     def on_wakeup(self, number: int) -> None:
         """A signal has come, which may not reach the main thread."""
-        if number not in self._heard:
-            self._heard.add(number)
-            self._deadline = time.monotonic() + self._seconds
-        if number != signal.SIGINT:
+        self._note(number)
+        if self._deadline is not None:
             return
-        self._ctrl_cs += 1
-        if self._ctrl_cs > 1 and not self._is_acting:
+        self._deadline = time.monotonic() + self._seconds
+        is_ctrl_c = number == signal.SIGINT
+        if is_ctrl_c and self._stage is _TRAINING and self._waits_for_a_step(number):
             log().warning(
-                'Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
-                'TensorFlow computes ends first.'
-            )
-        elif not (self._is_acting or self._has_step_ended) and self._waits_for_a_step(number):
-            log().warning(
-                'Ctrl-C; the step under way is finished first. A second one does not wait for it.'
+                'Ctrl-C; the step under way is finished first. A second one raises '
+                'KeyboardInterrupt as soon as Python runs.'
             )
 
     def seconds_left(self) -> Optional[float]:
         """How long the step under way may take; None if nothing waits for its end."""
-        if self._deadline is None or self._has_step_ended:
+        if self._deadline is None or self._stage is not _TRAINING:
             return None
         return max(0.001, self._deadline - time.monotonic())
 
     def end_in_midst_of_step(self) -> None:
         """Saves the state and ends the process, since the step has not ended."""
         self._deadline = None
-        number = signal.SIGTERM if signal.SIGTERM in self._heard else signal.SIGINT
-        if self._has_step_ended or number == signal.SIGINT and self._is_interrupted:
+        number = self.ends_by()
+        if number is None or self._stage is not _TRAINING:
             return
         stays = number == signal.SIGINT and _is_interactive()
         log().error(
@@ -312,11 +293,11 @@ class StopSignals:
             self._seconds,
             ', and waiting on' if stays else ' and ending',
         )
-        self._note_coming()
         with in_midst_of_a_step():
-            _listener.save_all()
+            for training in reversed(list(_listener.trainings)):
+                training.save_session()
         self.tell_saved()
-        if not (stays or self._has_step_ended):  # else the main thread saves, and ends it
+        if not stays and self._stage is _TRAINING:  # else the main thread saves, and ends it
             _exit(128 + number)
 
 
@@ -336,19 +317,13 @@ def require_seconds(seconds) -> None:
 SAVED_BY_SIGNAL = '%s: saved %s%s'  # which `run --quiet` lets pass
 # Called with this line as well.
 note_saved: List[Callable[[str], None]] = []
+# The last words before a signal ends the process, since no exit handlers run then.
+last_words: List[Callable[[], None]] = []
 
 
 def is_main_thread() -> bool:
     """Whether the calling thread is the one that gets signals."""
     return threading.current_thread() is threading.main_thread()
-
-
-# The last words before a signal ends the process, since no exit handlers run then.
-last_words: List[Callable[[], None]] = []
-
-
-def _no_session() -> None:
-    """No session yet."""
 
 
 def _name_of(number: int) -> str:
@@ -366,10 +341,8 @@ def _end_by(number: int) -> None:
 
 def _say_last_words() -> None:
     for say in last_words:
-        try:
+        with contextlib.suppress(Exception):  # another writer may hold stderr, and the end is due
             say()
-        except Exception:  # another writer may hold stderr, and the end is due
-            pass
 
 
 def _exit(status: int) -> None:
@@ -377,14 +350,10 @@ def _exit(status: int) -> None:
 
     Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
     """
-    multiprocessing = sys.modules.get('multiprocessing.process')
-    children = multiprocessing.active_children() if multiprocessing is not None else []
-    for child in children:
-        try:
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(Exception):  # it has ended, or the process that manages it has
             if child.daemon:
                 child.terminate()
-        except Exception:  # it has ended, or the process that manages it has
-            pass
     _say_last_words()
     os._exit(status)
 
@@ -394,6 +363,7 @@ def _is_interactive() -> bool:
     return hasattr(sys, 'ps1') or bool(sys.flags.interactive)
 
 
+# By signal, what Python does by default.
 _DEFAULTS: Dict[int, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
@@ -404,7 +374,8 @@ class _Listener:
     """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
 
     The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
-    writes each signal to the wake-up descriptor as it comes.
+    writes each signal to the wake-up descriptor as it comes. A program that has a wake-up
+    descriptor of its own keeps it; then the thread hears nothing.
 
     Attributes:
       trainings: the trainings that get signals, the innermost last.
@@ -413,7 +384,6 @@ class _Listener:
     def __init__(self) -> None:
         self.trainings: List[StopSignals] = []
         self._thread: Optional[threading.Thread] = None
-        self._old_wakeup_fd = -1
 
     def add(self, training: StopSignals) -> None:
         """Sends a training the signals for which the program has no handler of its own."""
@@ -425,30 +395,23 @@ class _Listener:
         self.trainings.append(training)
 
     def remove(self, training: StopSignals) -> None:
-        """Sends it no more signals. The last removal restores the handlers from before the first.
-
-        If the process has to end by SIGTERM, that comes before Python's own handler of Ctrl-C is
-        back: a KeyboardInterrupt would hide it.
-        """
+        """Sends it no more signals; the last that is removed restores the earlier handlers."""
         # A thread that frees a session cannot put handlers back; the next signal does it.
         is_last = self.trainings == [training] and is_main_thread()
         if is_last:
-            self._end_thread()  # from here on all signals so far are known
+            self._close()  # from here on all signals so far are known
         training.tell_saved()
-        if is_last:
-            self._put_back(signal.SIGTERM)
         self.trainings.remove(training)
-        if training.ends_by() == signal.SIGTERM:
-            _end_by(signal.SIGTERM)
         if is_last:
-            self._put_back(signal.SIGINT)
+            self._put_handlers_back()
 
-    def save_all(self) -> None:
-        """Saves all trainings, the innermost first."""
-        for training in reversed(list(self.trainings)):
-            training.save_session()
-
-    # The handlers.
+    def leave_in_child(self) -> None:
+        """Restores everything in a forked child, which nobody has asked to end."""
+        self.trainings = []
+        self._put_handlers_back()
+        if self._thread is not None:
+            self._thread = None  # it does not run here
+            self._close()
 
     def _open(self, numbers: List[int]) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -459,36 +422,27 @@ class _Listener:
         self._thread.start()
         for number in numbers:
             signal.signal(number, self._on_signal)
-        self._old_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno())
+        _keep_wakeup_fd(signal.set_wakeup_fd(self._sender.fileno()))
 
-    def _end_thread(self) -> None:
-        self._put_wakeup_fd_back()
-        # Closing the sender would not end the thread while a child holds a copy of it.
-        self._sender.shutdown(socket.SHUT_RDWR)
-        if self._thread is not None and not sys.is_finalizing():  # then no other thread runs
-            self._thread.join()
-        self._close_sockets()
-        self._thread = None
-
-    def _put_wakeup_fd_back(self) -> None:
+    def _close(self) -> None:
         there = signal.set_wakeup_fd(-1)
-        try:
-            ours = there == self._sender.fileno()
-            signal.set_wakeup_fd(self._old_wakeup_fd if ours else there)
-        except (OSError, ValueError):
-            pass  # its owner has closed it
+        _keep_wakeup_fd(-1 if there == self._sender.fileno() else there)
+        if self._thread is not None:
+            # Closing the sender would not end the thread while a child holds a copy of it.
+            self._sender.shutdown(socket.SHUT_RDWR)
+            if not sys.is_finalizing():  # then no other thread runs
+                self._thread.join()
+            self._thread = None
+        self._sender.close()
+        self._receiver.close()
 
-    def _put_back(self, number: int) -> None:
-        """Puts back the earlier handler, if the present one is ours."""
-        if self._handles(number):
-            signal.signal(number, _DEFAULTS[number])
+    def _put_handlers_back(self) -> None:
+        for number, default in _DEFAULTS.items():
+            if self._handles(number):
+                signal.signal(number, default)
 
     def _handles(self, number: int) -> bool:
         return signal.getsignal(number) == self._on_signal
-
-    def _close_sockets(self) -> None:
-        self._sender.close()
-        self._receiver.close()
 
     @with_short_traceback
     def _on_signal(self, number: int, frame) -> None:
@@ -498,17 +452,15 @@ class _Listener:
         # All trainings have ended in another thread, or a handler of the program still calls this
         # one.
         if self._thread is not None:
-            self._end_thread()
-        for each in _DEFAULTS:
-            self._put_back(each)
+            self._close()
+        self._put_handlers_back()
         if number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         signal.signal(number, _DEFAULTS[number])
         _end_by(number)
 
-    # The thread.
-
     def _look_out(self) -> None:
+        """What the thread does."""
         while True:
             innermost = self.trainings[-1] if self.trainings else None
             self._receiver.settimeout(innermost and innermost.seconds_left())
@@ -520,26 +472,16 @@ class _Listener:
                 continue
             if not received:
                 return
-            if self._old_wakeup_fd != -1:
-                try:
-                    os.write(self._old_wakeup_fd, received)
-                except OSError:
-                    pass  # full or closed; Python reports it for a pipe of its own
             if self._handles(received[0]):
                 for told in self.trainings[-1:]:
                     told.on_wakeup(received[0])
 
-    # A forked child has no such thread, and nobody has asked it to end.
 
-    def leave_in_child(self) -> None:
-        """Restores everything in a child."""
-        self.trainings = []
-        for number in _DEFAULTS:
-            self._put_back(number)
-        if self._thread is not None:
-            self._put_wakeup_fd_back()
-            self._close_sockets()
-            self._thread = None
+def _keep_wakeup_fd(descriptor: int) -> None:
+    """Has Python write signals to the program's own descriptor, unless it has none (-1)."""
+    with contextlib.suppress(OSError, ValueError):  # its owner has closed it
+        if descriptor != -1:
+            signal.set_wakeup_fd(descriptor)
 
 
 _listener = _Listener()
@@ -547,8 +489,7 @@ _listener = _Listener()
 
 # Called by Python around a fork, in the thread that forks; it cannot be unregistered.
 
-# By thread, since several may fork at once: the signals that are blocked meanwhile.
-_held_up = threading.local()
+_blocked = threading.local()  # as several threads may fork at once
 
 
 def _before_fork() -> None:
@@ -557,12 +498,11 @@ def _before_fork() -> None:
     The child would pass it to the parent's thread and ignore it; without us it would have ended.
     """
     # Also without handlers: another thread may install them before the process is forked.
-    _held_up.numbers = set(_DEFAULTS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
+    _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
 
 
 def _after_fork() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _held_up.__dict__.pop('numbers', ()))
+    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.before)
 
 
 def _after_fork_in_child() -> None:

@@ -2,8 +2,6 @@
 
 import os
 import resource
-import shutil
-import subprocess
 import threading
 
 import numpy as np
@@ -400,37 +398,6 @@ class TestSavingAStepAgain:
         assert newest(folder) == 'm-2'
         (line,) = [line for line in lines if 'm-2 is there already, and is not saved again' in line]
         assert 'No space left' in line
-
-
-@pytest.fixture
-def tiny_disk(folder):
-    """A file system of three megabytes."""
-    made = subprocess.run(
-        ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', str(folder)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    if made.returncode:
-        pytest.skip('a file system of its own takes the right to mount one')
-    yield folder
-    subprocess.run(['umount', '-l', str(folder)], check=True)
-
-
-@pytest.mark.skipif(shutil.which('mount') is None, reason='there is no mount')
-def test_on_a_disk_that_is_full_the_newest_checkpoint_can_be_restored(tiny_disk):
-    weights = Weights(size=250000)  # a megabyte
-    saver = slimguard.FiniteSaver(max_to_keep=None)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        with pytest.raises(tf.errors.OpError, match='No space left on device'):
-            for step in range(10):
-                good = saver.save(session, str(tiny_disk / 'm'), step)
-        assert tf1.train.latest_checkpoint(str(tiny_disk)) == good
-        assert slimguard.latest_finite_checkpoint(str(tiny_disk)) == os.path.abspath(good)
-        assert not list(tiny_disk.glob('m-%d*' % step))
-        weights.set(session, 5.0)
-        saver.restore(session, good)
-        assert (session.run(weights.w) == 1).all()
 
 
 def test_a_save_that_fails_leaves_what_was_there_and_nothing_new(folder):

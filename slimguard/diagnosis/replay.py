@@ -14,7 +14,8 @@ from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import find_non_finite
-from slimguard.diagnosis.rerun import ReplayError, StepCopy, batch_size, with_rows_replaced
+from slimguard.diagnosis.step import batch_size, with_rows_replaced
+from slimguard.diagnosis.step_copy import ReplayError, StepCopy
 from slimguard.gate import Label
 from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts

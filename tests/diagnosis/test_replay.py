@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import arrays
-from slimguard.diagnosis.rerun import StepCopy
+from slimguard.diagnosis.step_copy import StepCopy
 from tests.helpers import zoo
 from tests.helpers.bundles import write
 from tests.helpers.children import forked_python

@@ -217,11 +217,6 @@ def callable_of(
     return lambda *values: kept.session._do_call(handle, *values)
 
 
-def makes_callables(session: Any) -> bool:
-    """Whether `callable_of` takes a session: a wrapper may have public names only."""
-    return hasattr(session, '_do_call') and hasattr(session, MAKE_CALLABLE_FROM_OPTIONS)
-
-
 class _WeaklyKept:
     """The attributes of a session that `BaseSession._Callable` uses: `_session` and `_closed`."""
 

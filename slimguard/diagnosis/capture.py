@@ -33,9 +33,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
-from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.gate import Gate
-from slimguard.graph import key, ops, single_runs
+from slimguard.graph import key, op_of, ops, single_runs
 from slimguard.graph.ops import StagingArea
 
 
@@ -57,7 +56,7 @@ class Capture:
       untold_count: the gate's `untold_count`, computed after a bad step's values are kept. Fetch it
         in place of `fetch` and of the gate's own.
       row: the gate's `row`, with this `untold_count`.
-      exported: the step as plain data, once `rerun.export` has made it; else None.
+      exported: the step as plain data, once `export` has made it; else None.
 
     Raises:
       RuntimeError: if the graph is finalized.
@@ -229,3 +228,8 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     with variable.graph.colocate_with(variable):
         dtype = tf.as_dtype(variable.get_attr('dtype'))
         return tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)
+
+
+def gate_roots(gate: Any) -> List[tf.Operation]:
+    """The ops at the end of a gate's step: with all they need, they make up the step."""
+    return [op_of(gate.train_op), gate.written.op, gate.bad.op]

@@ -6,7 +6,7 @@
 How it works
 ------------
 :mod:`measured_step` fetches all float tensors of the forward and the backward pass, part by part,
-and notes their ranges. :mod:`search` walks back from the values that the gate checks, along
+and notes their ranges. :mod:`first_op` walks back from the values that the gate checks, along
 non-finite tensors, to where these began. The first non-finite tensor of the step need not be the
 cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause into a
 sentence, also that of a bad step whose tensors are all finite.
@@ -23,18 +23,12 @@ from slimguard.diagnosis import explanations, updates
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.draws import is_written_value
-from slimguard.diagnosis.large_numbers import has_exploded
+from slimguard.diagnosis.exported_step import export
+from slimguard.diagnosis.first_op import where_it_began
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import bad_shares, numbers
-from slimguard.diagnosis.rerun import (
-    Step,
-    StepCopy,
-    can_run_live,
-    export,
-    live_step,
-    variables_in_chunks,
-)
-from slimguard.diagnosis.search import where_it_began
+from slimguard.diagnosis.step import Step, can_run_live, live_step, variables_in_chunks
+from slimguard.diagnosis.step_copy import StepCopy
 from slimguard.gate import Label
 from slimguard.incidents import policies
 
@@ -71,7 +65,7 @@ def diagnose(
 
     Raises:
       tf.errors.OpError: if running the step again fails.
-      slimguard.diagnosis.rerun.ReplayError: if the step can run only in a graph of its own, and
+      slimguard.diagnosis.step_copy.ReplayError: if the step can run only in a graph of its own, and
         that graph fails.
     """
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
@@ -79,7 +73,7 @@ def diagnose(
     )
     if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
         return glance(capture, values, lost, explosion)
-    if can_run_live(session, capture, values):
+    if can_run_live(capture, values):
         found = diagnose_step(live_step(session, capture, values), labels, explosion)
     else:
         variables = functools.partial(variables_in_chunks, session, capture)
@@ -148,7 +142,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     # Finite with the same weights and the same batch: rounding decides. An older state is no help.
-    kind = policies.BATCH if 'value' in kinds and not has_exploded(measured) else ''
+    kind = policies.BATCH if 'value' in kinds and not measured.has_exploded else ''
     return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
 
 

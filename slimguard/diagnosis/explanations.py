@@ -5,25 +5,19 @@ above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
 import re
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis import causes
+from slimguard.diagnosis.bad_rows import outlier, rows_in_words, with_rows
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
-from slimguard.diagnosis.large_numbers import (
-    LARGE_WEIGHT,
-    has_exploded,
-    large_weights,
-    outlier,
-    rows_in_words,
-)
-from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure, numbers
-from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
+from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
+from slimguard.diagnosis.step import Step
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 from slimguard.graph.source_lines import Origins
@@ -39,7 +33,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
 
     Args:
       measured: the step.
-      tensors: the tensors where non-finite numbers began, as `search.where_it_began` returns them.
+      tensors: the tensors where non-finite numbers began, as `where_it_began` returns them.
     """
     tensor, *others = tensors
     step, op = measured.step, tensor.op
@@ -77,14 +71,14 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     pairs = zip(told.inputs, given)
     inputs_at = [i._replace(where=causes.where(cause.broken, values.get(key(t)))) for i, t in pairs]
     told = told._replace(inputs=tuple(inputs_at))
-    told, more = _with_rows(measured, told, tensor)
+    told, more = with_rows(measured, told, tensor)
     is_chance = cause.is_known and not cause.is_overflow
-    far = '' if is_chance or has_exploded(measured) else outlier(measured, tensor)
+    far = '' if is_chance or measured.has_exploded else outlier(measured, tensor)
     kind = _kind(measured, tensor, cause, far)
     if kind == policies.BATCH and cause.at is not None:
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
-    more += far or (large_weights(measured) if cause.is_overflow else '')
+    more += far or (measured.large_weights() if cause.is_overflow else '')
     more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
@@ -144,7 +138,7 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause, far: s
     made_of = measured.made_of(tensor)
     if not made_of.floats:
         return policies.BATCH if made_of.draws else policies.COMES_AGAIN
-    if has_exploded(measured):
+    if measured.has_exploded:
         return policies.EXPLOSION
     overflow = policies.EXPLOSION if cause.is_overflow else ''
     if not made_of.draws:
@@ -249,9 +243,9 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
 
 def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagnosis:
     """Explains a finite `tensor` that is too large: by large weights, else by rows of the batch."""
-    far = '' if has_exploded(measured) else outlier(measured, tensor)
+    far = '' if measured.has_exploded else outlier(measured, tensor)
     kind = policies.BATCH if far else policies.EXPLOSION
-    trouble += large_weights(measured) + far
+    trouble += measured.large_weights() + far
     return _describe(measured, tensor)._replace(trouble=trouble, kind=kind)
 
 
@@ -298,7 +292,7 @@ def _explain_computed(
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     phase = measured.phase_of(given[0].op) if given else 'forward'
-    told, rows = _with_rows(measured, told, tensor)
+    told, rows = with_rows(measured, told, tensor)
     return told._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
 
 
@@ -348,26 +342,6 @@ def _is_norm(root: tf.Operation) -> bool:
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
     return given.type == 'Sum'
-
-
-def _with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
-    """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
-
-    The rows of `tensor` are rows of the batch if it turns finite once other rows replace them. If
-    it does not, the diagnosis names no rows.
-    """
-    found = told.non_finite
-    if found is None:
-        return told, ''
-    rows, of = found.rows, measured.batch_size or 0
-    # After an explosion no row is at fault, except where the data alone make it bad.
-    is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
-    has_rows = told.output is not None and told.output.shape[:1] == (of,) and 0 < len(rows) < of
-    if has_rows and not (is_weighted and has_exploded(measured)):
-        without = measured.step.fetch_without(tensor, rows, of)
-        if without is not None and np.isfinite(numbers(without)).all():
-            return told, rows_in_words(rows, of)
-    return told._replace(non_finite=found._replace(rows=[])), ''
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

@@ -6,12 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.diagnosis.capture import gate_roots
 from slimguard.diagnosis.diagnosis import Row
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.ranges import Range, bad_shares, measure
-from slimguard.diagnosis.rerun import Step, batch_size
-from slimguard.diagnosis.step_ops import gate_roots
+from slimguard.diagnosis.step import Step, batch_size
 from slimguard.graph import key
+from slimguard.incidents import advice
 
 # Ops that pass on the values of their first input, in another shape or the same: the range stays.
 SAME_NUMBERS = frozenset(
@@ -35,6 +36,8 @@ _ASSIGNS = frozenset('Assign AssignVariableOp'.split())
 _COPIES = SAME_NUMBERS | graphs.VARIABLES | graphs.READS
 _COPIES |= frozenset('Const DeepCopy ConcatV2 Split SplitV'.split())
 _HAND_ON = SAME_NUMBERS | frozenset('Enter Exit Merge Switch NextIteration'.split())
+# Weights grow this large only in a training that diverges.
+LARGE_WEIGHT = 1e6
 
 
 class MadeOf(NamedTuple):
@@ -85,6 +88,23 @@ class MeasuredStep:
     def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
         """The range of a tensor; None if it is no float tensor, or could not be measured."""
         return self._ranges.get(key(tensor))
+
+    @property
+    def has_exploded(self) -> bool:
+        """Whether the steps before, or the weights, show that the training had exploded."""
+        return bool(self.explosion or self.large_weights())
+
+    def large_weights(self) -> str:
+        """The largest weight, in words; '' if it is of normal size."""
+        largest, name = 0.0, ''
+        for op in self.step.ops:
+            weights = self.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
+            variable = None if weights is None else graphs.variable_read(op.outputs[0])
+            if weights is not None and variable is not None:
+                largest, name = max((largest, name), (weights.largest, variable.name))
+        if largest < LARGE_WEIGHT:
+            return ''
+        return '. %s %.3g (%s)' % (advice.LARGE_WEIGHTS, largest, name)
 
     def is_bad(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is known not to be finite."""

@@ -3,7 +3,7 @@
 import code
 import os
 import shlex
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,13 +14,15 @@ from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import find_non_finite
-from slimguard.diagnosis.rerun import ReplayError, StepCopy, batch_size, with_rows_replaced
+from slimguard.diagnosis.step import batch_size, with_rows_replaced
+from slimguard.diagnosis.step_copy import ReplayError, StepCopy
 from slimguard.gate import Label
 from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts
 
 _MOST_SHOWN = 4000  # characters of an error message
 
+_WITHOUT = 'Without row %d (a copy of row %d in its place) the step is %s'
 _BANNER = """\
 The bad step, before it ran. Here are:
   session, graph   as usual, with the variables as they were
@@ -56,7 +58,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
     Args:
       path: the folder of the bundle, or a log directory, on any file system of `tf.io.gfile`.
       shell: whether to open a Python prompt with the session, the graph and the feed.
-      without: a row of the batch to leave out for a second run.
+      without: a row of the batch to replace in a second run.
 
     Returns:
       The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed:
@@ -112,16 +114,17 @@ def _list(folder: str, without: Optional[int]) -> int:
 
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
-    fewer = None if without is None else leave_out(bundle, without)
+    copied, fewer = (0, {}) if without is None else with_row_replaced(bundle, without)
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         explosion = explosion_in(bundle.history)
         found = replay(copy, bundle.values, explosion)
-        if fewer is None:
-            _say(describe(found, bundle.incident))
-        else:
-            without_it = replay(copy, fewer.values, explosion)
-            _say(_describe_fewer(bundle, fewer, without_it, found))
+        _say(describe(found, bundle.incident))
+        if without is not None:
+            rest = replay(copy, fewer, explosion)
+            still = filter(None, [_reason_of(rest.labels), rest.diagnosis.in_short])
+            told = 'still bad: ' + '; '.join(still) if rest.came_back else 'clean.'
+            _say(_WITHOUT % (without, copied, told))
         if shell:
             _open_shell(copy, bundle, found.diagnosis)
     return 0 if found.came_back else 1
@@ -150,37 +153,28 @@ def describe(found: Replay, incident: Dict[str, Any]) -> str:
         lines = ['The failure did not come back: run again, the step is finite.']
         lines.extend(found.diagnosis.not_seen)
         return '\n'.join(lines)
-    reason = _reason_of(found.labels, incident)
+    reason = _reason_of(found.labels, str(incident.get('reason')))
     return 'The failure came back: %s\n%s' % (reason, found.diagnosis)
 
 
-def _reason_of(labels: List[Label], incident: Optional[Dict[str, Any]] = None) -> str:
+def _reason_of(labels: List[Label], said: str = '') -> str:
     """The reason why a step is bad, in words.
 
     Args:
       labels: what was bad.
-      incident: the fields of the `Incident`, if the step drew the same. Only the incident tells
-        where a limit came from: a multiple of a median, or `max_loss`.
+      said: that of the `Incident`, if the step drew the same. Only the incident tells where a limit
+        came from: a multiple of a median, or `max_loss`.
     """
     limits = {x.kind: 'above its limit: ' + x.name for x in labels if x.kind in ('limit', 'norm')}
-    verdict = gates.explain(labels, limits)
-    said = '' if incident is None else str(incident.get('reason'))
     is_limit = said and 'not finite' not in said and len(limits) == len(labels)
-    return said if is_limit else verdict.reason
+    return said if is_limit else gates.explain(labels, limits).reason
 
 
-class Fewer(NamedTuple):
-    """What a step drew, with a copy of another row in place of one row of the batch."""
+def with_row_replaced(bundle: Bundle, row: int) -> Tuple[int, Dict[str, np.ndarray]]:
+    """What the step drew, with a copy of another row in place of one row of the batch.
 
-    row: int
-    copied: int
-    values: Dict[str, np.ndarray]
-
-
-def leave_out(bundle: Bundle, row: int) -> Fewer:
-    """What the step drew, without a row of the batch.
-
-    A copy of another row, if possible a finite one, replaces the row.
+    Returns:
+      The number of the row that was copied, a finite one if possible; and the values.
 
     Raises:
       BundleError: if there is no such row, or no other.
@@ -198,42 +192,7 @@ def leave_out(bundle: Bundle, row: int) -> Fewer:
         if value.dtype.kind not in 'OSUbiu':
             bad.update(find_non_finite(value).rows)
     others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
-    return Fewer(row, others[0], with_rows_replaced(bundle.values, [row], rows, others[0]))
-
-
-def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) -> str:
-    """What leaving out a row has changed, and which command shows the rest.
-
-    Args:
-      bundle: the bundle.
-      fewer: what the step drew, without the row.
-      found: the result without the row.
-      whole: the result with the row.
-    """
-    how = 'Without row %d (a copy of row %d in its place)' % (fewer.row, fewer.copied)
-    reason = ''
-    if found.came_back:
-        reason = _reason_of(found.labels)
-        how += ' the step is still bad: ' + _in_short(found, reason)
-    else:
-        how += ' the step is clean.'
-    reason_with_it = _reason_of(whole.labels, bundle.incident)
-    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and was printed before
-        reason_with_it = ''
-    return '\n'.join(
-        [
-            how,
-            'With it: ' + _in_short(whole, reason_with_it),
-            'The whole diagnosis: python -m slimguard replay ' + shlex.quote(bundle.path),
-        ]
-    )
-
-
-def _in_short(found: Replay, reason: str) -> str:
-    """The result in a line."""
-    if not found.came_back:
-        return 'the failure did not come back; run again, the step is finite'
-    return '; '.join(filter(None, [reason, found.diagnosis.in_short]))
+    return others[0], with_rows_replaced(bundle.values, [row], rows, others[0])
 
 
 def _open_shell(copy: StepCopy, bundle: Bundle, diagnosis: Diagnosis) -> None:

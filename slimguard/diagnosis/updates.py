@@ -7,7 +7,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.measured_step import MeasuredStep
-from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.step import Step
 from slimguard.incidents import policies
 
 # Arguments of optimizers, and the number that a dtype may round each of them to. With it an update

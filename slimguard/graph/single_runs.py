@@ -37,28 +37,6 @@ def run_once(session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) 
         return session.run(fetches, feeds)
 
 
-def fetch_once(
-    session, tensors: Sequence[tf.Tensor], feed_dict: Dict[tf.Tensor, Any]
-) -> List[Optional[np.ndarray]]:
-    """The values of tensors, also of tensors in a branch, which `session.run` refuses to fetch.
-
-    If the branch is not taken, the value is None; or a vector of no elements, if that fits the
-    tensor's static shape.
-    """
-    feeds = {tensor.name: np.asarray(value) for tensor, value in feed_dict.items()}
-    fed = getattr(session.graph, _KEPT_AS, None)
-    if fed is not None:
-        feeds[fed.name] = np.array(False)
-    with OWN_WORK:
-        names = [tensor.name for tensor in tensors]
-        values = fixed_run(session, list(feeds), names, [])(*feeds.values())
-    # A callable returns an empty vector for a tensor without a value.
-    return [
-        value if np.shape(value) != (0,) or tensor.shape.is_compatible_with([0]) else None
-        for tensor, value in zip(tensors, values)
-    ]
-
-
 def fixed_run(
     session, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
 ) -> Callable[..., List[Any]]:

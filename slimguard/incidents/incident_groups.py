@@ -4,7 +4,6 @@ import collections
 import re
 from typing import (
     Any,
-    Callable,
     Counter,
     Dict,
     List,
@@ -18,7 +17,7 @@ from typing import (
 
 from slimguard.incidents.incident import Incident
 
-_T = TypeVar('_T')
+_I = TypeVar('_I', bound=Incident)
 
 # A number that stands alone, and not in a tensor's name.
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
@@ -57,30 +56,23 @@ class Group(NamedTuple):
 
 def grouped(incidents: Sequence[Incident]) -> List[Group]:
     """The groups of incidents, in the order in which each first occurred."""
-    return [_group_of(members) for members in by_kind(incidents, lambda it: it)]
+    return [_group_of(members) for members in by_kind(incidents)]
 
 
-def by_kind(items: Sequence[_T], incident_of: Callable[[_T], Any]) -> List[List[_T]]:
-    """Lists of items whose incidents are of one kind, in the order of the first of each kind.
-
-    Args:
-      items: anything.
-      incident_of: gives the incident of an item: an `Incident`, or what has its `cause`,
-        `diagnosis`, `reason` and `tensors`.
-    """
-    incidents = [incident_of(item) for item in items]
+def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
+    """Lists of incidents of one kind, in the order of the first of each kind."""
     causes: Dict[Tuple[str, ...], Set[str]] = {}
     for each in incidents:
         # Drawn values are always checked, so an incident that was not examined has no bad data.
         if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
             causes.setdefault(symptom_of(each), set()).add(_cause_and_line(each))
-    kinds: Dict[str, List[_T]] = {}
-    for item, each in zip(items, incidents):
+    kinds: Dict[str, List[_I]] = {}
+    for each in incidents:
         kind = _cause_and_line(each)
         known = () if each.diagnosis else causes.get(symptom_of(each), ())
         if len(known) == 1:
             (kind,) = known
-        kinds.setdefault(kind, []).append(item)
+        kinds.setdefault(kind, []).append(each)
     return list(kinds.values())
 
 

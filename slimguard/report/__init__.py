@@ -7,12 +7,9 @@ The files:
     report_data.py   the data of a report: the record and the bundles, checked
     loss_history.py  the loss of a training, from event files
     last_steps.py    the last steps before an incident, and what they tell of its cause
-    layer_ranges.py  the ranges along a bad step, by layers
     samples.py       the samples of a batch as images
-    words.py         words and numbers that the page and its charts share
+    cards.py         an incident as the page shows it, in words
 
     charts.py        the charts, by matplotlib: as SVG and as pixels
-    cards.py         the words on incidents: a card for each kind, the most important first
-    html.py          the page; templates/ has its HTML and its looks
-    png.py           the page as one picture
+    page.py          the page, and the picture of it; templates/ has its HTML and its looks
 """

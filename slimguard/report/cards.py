@@ -1,234 +1,277 @@
-"""The words of page and picture on incidents: a card for each kind, the most important first.
+"""An incident as the page and the picture show it: its card, in words.
 
-Incidents are of one kind if their causes differ in numbers only. A kind's card shows one incident
-in full; cards of the others that have a bundle follow it.
+The words come from the incident, as the record has it. A bundle adds the batch, the last steps and
+the ranges along the step.
 """
 
+import dataclasses
+import math
+import os
+import re
 import shlex
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
+from slimguard.diagnosis.bundle import Bundle
+from slimguard.diagnosis.diagnosis import PHASES
+from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import advice, record_file
-from slimguard.incidents.incident_groups import NOT_EXAMINED, by_kind, not_examined
-from slimguard.report import last_steps, report_data, samples, words
-from slimguard.report.report_data import BundleView, Fact, IncidentView, ReportData
+from slimguard.incidents.incident import Incident
+from slimguard.report import last_steps, samples
+from slimguard.report.last_steps import LastSteps, multiple, number
+from slimguard.report.samples import Sheet
+
+# Any other action is that of a subclass of NanLossHook.
+ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'on_nan_loss', 'not said')
+_MOST_RANGES = 40
 
 
-def _imported() -> Tuple[Any, str]:
-    try:
-        from slimguard.report import charts
-    except ImportError as error:
-        return None, words.NO_CHARTS % error
-    return charts, ''
+class Fact(NamedTuple):
+    """A fact: its name, then code, words, and a line of code, each '' if there is none."""
+
+    name: str
+    code: str = ''
+    words: str = ''
+    line: str = ''
 
 
-# Without matplotlib there are no charts, but a sentence on why.
-charts, no_charts = _imported()
+class RangeRow(NamedTuple):
+    """A line of the table of ranges: a tensor of the step, and whether it made the step bad."""
 
-_ENDED = ('raise', 'stop', 'error')
-_MOST_KINDS = 20
-
-Draw = Callable[[Any, str], Any]  # draws a chart under a name
-
-
-class Drawing(NamedTuple):
-    """A drawn chart, with the heading above it and the caption below."""
-
-    heading: str
-    code: str
-    drawn: Any
-    caption: str
+    tensor: str
+    range: Range
+    begins: bool
 
 
-class Card(NamedTuple):
-    """What made a step bad, in words and charts.
+class Opened(NamedTuple):
+    """What a bundle adds to its incident.
 
     Attributes:
-      opened: the bundle, or None.
-      heading: which step it was.
-      headline: the cause in a sentence.
-      more: another sentence, or ''.
-      lines: what else the diagnosis says, if there is no bundle; else ''.
-      to_do: what to do; '' if another card of its kind says it.
-      facts: what is known.
-      drawings: the charts.
-      commands: run the step again, and without its bad row; none without a bundle.
-      is_alike: whether it follows a card of its kind, and says only what is its own.
+      path: its folder, absolute.
+      text: the diagnosis in a few lines; '' if there is none.
+      bad_rows: the rows of the batch that are at fault, as far as they are known.
+      batch: the arrays of the batch that are no images: a name, and lines of numbers.
+      ranges: the ranges of the tensors before and after the one at fault.
+      sheets: the samples of the batch.
+      versions: the versions of the packages that made it.
+      steps: the last steps before the incident; None if they are not known.
     """
 
-    opened: Optional[BundleView]
-    heading: str
-    headline: str
-    more: str
-    lines: str
-    to_do: str
-    facts: List[Fact]
-    drawings: List[Drawing]
-    commands: List[str]
-    is_alike: bool
+    path: str
+    text: str = ''
+    bad_rows: Sequence[int] = ()
+    batch: Sequence[Tuple[str, str]] = ()
+    ranges: Sequence[RangeRow] = ()
+    sheets: Sequence[Sheet] = ()
+    versions: str = ''
+    steps: Optional[LastSteps] = None
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return os.path.basename(self.path)
 
 
-class Kind(NamedTuple):
-    """Incidents of one kind.
+@dataclasses.dataclass(frozen=True)
+class IncidentView(Incident):
+    """An incident, its place in the record, from 1 on, and its bundle.
 
-    Attributes:
-      heading: the cause.
-      count: how many there are, at which steps, the actions, and which one the card shows; '' for
-        one examined incident that did not end the training.
-      card: the card of the most important incident, or why it cannot be shown.
-      alike: the same for the other incidents that have a bundle.
+    The number is 0 for an incident that only a bundle tells of.
     """
 
-    heading: str
-    count: str
-    card: Union[Card, str]
-    alike: List[Union[Card, str]]
+    number: int = 0
+    opened: Optional[Opened] = dataclasses.field(default=None, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The action, as one of `ACTIONS`.
+
+        No action is known if the process was killed between the step and its policy.
+        """
+        if self.action in (None, '', 'interrupted'):
+            return 'not said'
+        return self.action if self.action in ACTIONS else 'on_nan_loss'
+
+    @property
+    def heading(self) -> str:
+        """Which step it was."""
+        if self.step is not None:
+            return 'Step %d' % self.step
+        return 'Incident %d' % self.number if self.opened is None else self.opened.name
+
+    @property
+    def headline(self) -> str:
+        """The cause in a sentence; else what was seen."""
+        return begun(self.cause) + '.' * bool(self.diagnosis)
+
+    @property
+    def more(self) -> str:
+        """After the headline of an explosion, what that made bad; else ''."""
+        told = self._lines[:1]
+        return begun(told[0]) + '.' if told and told[0] != self.cause else ''
+
+    @property
+    def _lines(self) -> List[str]:
+        """The lines of the diagnosis, without those of an explosion."""
+        told = (self.diagnosis or '').split('\n')
+        return told if told[0].partition(': ')[0] in _PHASES else told[1:]
+
+    @property
+    def to_do(self) -> str:
+        """What to do."""
+        cure = advice.for_cause(self.cause + '\n' + self.more)
+        if cure in advice.FOR_EXPLOSIONS:
+            return cure
+        # The commands of the card name the bundle where it is now.
+        policy = begun(advice.without_bundle(self.advice or ''))
+        told = ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
+        where = ''.join(self._lines[:1]).partition(': ')[0]
+        return told or advice.BY_PHASE.get(_PHASES.get(where, ''), '')
+
+    @property
+    def commands(self) -> List[str]:
+        """Run the step again, and without its bad row; none without a bundle."""
+        if self.opened is None:
+            return []
+        replay = 'python -m slimguard replay ' + shlex.quote(self.opened.path)
+        without = ['%s --without %d' % (replay, row) for row in self.opened.bad_rows]
+        return [replay, *(without if len(without) == 1 else [])]
+
+    @property
+    def facts(self) -> List[Fact]:
+        """What else is known."""
+        facts = [
+            *map(_fact_of, self._lines[1:]),
+            Fact('Seen', words=self.reason if self.diagnosis else ''),
+            Fact('Loss', words=number(self.loss)),
+            Fact('Gradient norm', words=self.norm),
+            Fact('Done', words='; '.join(filter(None, [self.action, *self.notes]))),
+            Fact('When', words=record_file.when(self.time)),
+            Fact('Made with', words='' if self.opened is None else self.opened.versions),
+        ]
+        return [fact for fact in facts if any(fact[1:])]
+
+    @property
+    def notes(self) -> List[str]:
+        """Further facts, in a few words each."""
+        notes = ['restored %s' % os.path.basename(self.restored)] if self.restored else []
+        if self.learning_rate is not None:
+            notes.append('learning rate x%g from then on' % self.learning_rate)
+        notes += [] if self.held else ['the update had landed']
+        return notes + (['variables were bad before the step'] if self.state_lost else [])
+
+    @property
+    def norm(self) -> str:
+        """The gradient norm, and its multiple of the median; '' if it is unknown."""
+        said, ratio = number(self.gradient_norm), self.gradient_norm_ratio
+        if not said or ratio is None or not math.isfinite(ratio):
+            return said
+        return '%s, %s times the median of the last good steps' % (said, multiple(ratio))
 
 
-def links_of(data: ReportData, row_of: Callable[[int], str]) -> Dict[int, str]:
-    """The link to each incident, by number: to its card if it has a bundle, else to its row."""
+# By the words with which a diagnosis begins, but for that of an explosion, the phase.
+_PHASES = {said: phase for phase, said in PHASES.items()}
+# The other lines of a diagnosis; the first form that fits counts.
+_FACTS = (
+    ('Input', re.compile(r'input (?P<code>.*?): (?P<words>.*)')),
+    ('Value', re.compile(r'output: (?P<words>.*)')),
+    ('Not finite', re.compile(r'at (?P<code>\[.*)')),
+    ('Tensor', re.compile(r'(?P<code>\S+ \(.*\))$')),
+    ('Your line', re.compile(r'(?P<code>\S.*?:\d+(, in \S+)?)(: (?P<line>.*))?$')),
+    ('Note', re.compile('(?P<words>.*)')),
+)
+
+
+def _fact_of(line: str) -> Fact:
+    """The fact in a line of a diagnosis, as `Diagnosis` writes it."""
+    for name, form in _FACTS:
+        found = form.match(line.strip())
+        if found:
+            return Fact(name, **found.groupdict(''))
+    raise AssertionError('not reached')
+
+
+def bundle_name(incident: Incident) -> str:
+    """The name of the bundle's folder. Its path is of the system that the training ran on."""
+    return re.split(r'[/\\]', (incident.bundle or '').rstrip('/\\'))[-1]
+
+
+def begun(said: str) -> str:
+    """Words as the beginning of a sentence."""
+    return said[:1].upper() + said[1:]
+
+
+def incident_of(
+    incident: Incident, number: int = 0, opened: Optional[Opened] = None
+) -> IncidentView:
+    """An incident with its number and its bundle."""
+    view = IncidentView(number=number, opened=opened, **vars(incident))
+    text = None if opened is None else opened.text or None
+    return view if view.diagnosis else dataclasses.replace(view, diagnosis=text)
+
+
+def opened_of(read: Bundle, most: int) -> Opened:
+    """What a bundle adds to its incident.
+
+    Args:
+      read: the bundle. Of its contents only the outline was checked, so this may raise anything.
+      most: the most samples to show.
+    """
+    drawn = _drawn_by_the_user(read)
+    opened = Opened(
+        read.path,
+        read.text,
+        versions=', '.join('%s %s' % pair for pair in sorted(read.versions.items())),
+        steps=last_steps.last_steps_of(read.history),
+    )
+    said = read.diagnosis
+    bad, rows = ([], 0) if said is None else _bad_rows(said)
+    is_later = said is not None and said['phase'] != 'input'
+    opened = opened._replace(
+        batch=samples.in_numbers(drawn, bad, rows),
+        sheets=samples.sheets(drawn, bad if is_later else [], rows, most),
+    )
+    return opened if said is None else opened._replace(bad_rows=bad, ranges=_ranges_of(said))
+
+
+def _drawn_by_the_user(read: Bundle) -> Dict[str, np.ndarray]:
+    """The values that the step took in, without random numbers and slimguard's own."""
+    sources = read.exported.names['sources']
     return {
-        i.number: '#' + (row_of(i.number) if i.opened is None else i.opened.name)
-        for i in data.incidents
+        name: value
+        for name, value in read.values.items()
+        if not name.startswith('slimguard/') and 'Random' not in sources[name][1]
     }
 
 
-def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
-    """The kinds of incidents: the one that ended the training, then examined ones, then the others.
+def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
+    """The rows that are bad in the input, or made a later tensor bad; and the number of rows.
 
-    In each of these parts the largest kind is the first.
-
-    Args:
-      data: the report.
-      draw: draws a chart, given a name that no other chart has; None for no charts.
+    A later tensor may have another first dimension than the batch: `samples` compares.
     """
-    kinds = by_kind(data.incidents + data.unrecorded, lambda it: it)
-    ended = [i for i in data.incidents if i.action in _ENDED][-1:]
-    by_size = sorted(kinds, key=len, reverse=True)
-    by_size.sort(key=lambda members: not any(it.diagnosis for it in members))
-    by_size.sort(key=lambda members: not any(it in ended for it in members))
-    return [_kind_of(members, ended, data, draw) for members in by_size[:_MOST_KINDS]]
+    found = said['non_finite']
+    if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:
+        return [], 0
+    shape = said['output']['shape']
+    rows = [row for row in found['rows'] if isinstance(row, int)]
+    # Half of the outputs of a batch norm are by channel.
+    is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
+    # If most rows are bad, none is at fault.
+    return (rows, shape[0]) if is_batch and 2 * len(rows) <= shape[0] else ([], 0)
 
 
-def _kind_of(
-    members: List[IncidentView],
-    ended: List[IncidentView],
-    data: ReportData,
-    draw: Optional[Draw],
-) -> Kind:
-    kept = [it for it in members if it.opened is not None]
-    lead = next((it for it in members if it in ended), None)
-    first = lead or (kept or members)[0]
-    card = _card_or_why_not(first, draw)
-    said = _count(members)
-    if not any(it.diagnosis or it.opened and it.opened.trouble for it in members):
-        said.append('not examined')
-    if lead is not None:
-        is_last = lead.number == data.incidents[-1].number
-        what = 'the training' if is_last else 'a run, but not the training'
-        said.append('the one shown ended ' + what)
-    elif len(members) > 1:
-        which = 'the first' if first is members[0] else 'the first that was kept'
-        said.append(which + ' is shown')
-    return Kind(
-        heading=words.begun(first.cause) if isinstance(card, str) else card.headline,
-        count=words.begun('; '.join(said)),
-        card=card,
-        alike=[_card_or_why_not(it, draw, True) for it in kept if it is not first],
-    )
+def _ranges_of(said: Dict[str, Any]) -> List[RangeRow]:
+    """The tensors of the step before and after the one at fault, in their order."""
+    rows = said['ranges']
+    at = next((n for n, row in enumerate(rows) if row['tensor'] == said['tensor']), 0)
+    start = max(0, min(at - _MOST_RANGES // 2, len(rows) - _MOST_RANGES))
+    shown = rows[start : start + _MOST_RANGES]
+    culprit = said['tensor']
+    return [RangeRow(it['tensor'], _range_of(it['range']), it['tensor'] == culprit) for it in shown]
 
 
-def _count(incidents: Sequence[IncidentView]) -> List[str]:
-    told = []
-    if len(incidents) > 1:
-        steps = sorted({i.step for i in incidents if i.step is not None})
-        where = ', step %d' if len(steps) == 1 else ', steps %d to %d'
-        where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
-        done = report_data.done(list(incidents), {'other': words.name_of('other')})
-        told.append('%d alike%s: %s' % (len(incidents), where, done))
-    left_out = not_examined(incidents)
-    return told + ([NOT_EXAMINED % left_out] if left_out else [])
-
-
-def _card_or_why_not(
-    it: IncidentView, draw: Optional[Draw], is_alike: bool = False
-) -> Union[Card, str]:
-    """A card; or a sentence on why there is none."""
-    try:
-        return _card(it, draw, is_alike)
-    except Exception as error:  # whatever it is, it must not cost the rest of the page
-        name = it.opened.name if it.opened else 'Incident %d' % it.number
-        return '%s cannot be shown: %s: %s' % (name, type(error).__name__, error)
-
-
-def _card(it: IncidentView, draw: Optional[Draw], is_alike: bool) -> Card:
-    opened = it.opened
-    sentence = '' if opened is None else opened.trouble
-    why = '' if opened is None or not opened.explosion else words.begun(opened.explosion) + '.'
-    return Card(
-        opened=opened,
-        heading=heading(it),
-        headline=why or sentence or words.begun(it.cause) or 'There is no diagnosis.',
-        more=sentence if why else '',
-        lines='' if opened is not None else (it.diagnosis or '').partition('\n')[2],
-        to_do='' if is_alike else _to_do(it),
-        facts=_facts(it),
-        drawings=[] if draw is None or opened is None else _drawings(opened, draw, is_alike),
-        commands=[] if opened is None else _commands(opened),
-        is_alike=is_alike,
-    )
-
-
-def heading(it: IncidentView) -> str:
-    """Which step it was."""
-    if it.step is not None:
-        return 'Step %d' % it.step
-    return 'Incident %d' % it.number if it.opened is None else it.opened.name
-
-
-def _commands(opened: BundleView) -> List[str]:
-    replay = 'python -m slimguard replay ' + shlex.quote(opened.path)
-    without = ['%s --without %d' % (replay, row) for row in opened.bad_rows]
-    return [replay, *(without if len(without) == 1 else [])]
-
-
-def _to_do(it: IncidentView) -> str:
-    opened = it.opened
-    cause = '' if opened is None else '. '.join(filter(None, [opened.explosion, opened.cause]))
-    cure = advice.for_cause(cause or it.cause)
-    if cure in advice.FOR_EXPLOSIONS:
-        return cure
-    # The commands of the card name the bundle where it is now.
-    policy = words.begun(advice.without_bundle(it.advice or ''))
-    told = ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
-    return told or ('' if opened is None else advice.BY_PHASE.get(opened.phase, ''))
-
-
-def _facts(it: IncidentView) -> List[Fact]:
-    opened = it.opened
-    is_said = opened is None or not opened.trouble
-    seen = '' if is_said and it.reason == it.cause else it.reason
-    facts = [
-        *([] if opened is None else opened.facts),
-        Fact('Seen', words=seen),
-        Fact('Loss', words=words.number(it.loss)),
-        Fact('Gradient norm', words=words.norm_of(it)),
-        Fact('Done', words='; '.join(filter(None, [it.action, *it.notes]))),
-        Fact('When', words=record_file.when(it.time)),
-        Fact('Made with', words='' if opened is None else opened.versions),
-    ]
-    return [fact for fact in facts if fact.code or fact.words]
-
-
-def _drawings(opened: BundleView, draw: Draw, is_alike: bool) -> List[Drawing]:
-    """The charts of a bundle; only the samples, if a card before it shows a bundle like it."""
-    drawings = []
-    if opened.steps is not None and not is_alike:
-        chart = charts.last_steps_chart(opened.steps)
-        heading = last_steps.heading(opened.steps)
-        drawings.append(Drawing(heading, '', draw(chart, opened.name + '-steps'), chart.said))
-    for number, sheet in enumerate(opened.sheets):
-        drawn = draw(charts.samples_chart(sheet), '%s-batch%d' % (opened.name, number))
-        shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
-        code = '%s, %s, %s' % (sheet.name, sheet.dtype, shape)
-        drawings.append(Drawing('The batch', code, drawn, samples.caption(sheet)))
-    return drawings
+def _range_of(said: Dict[str, Any]) -> Range:
+    found = Range(**dict(said, shape=tuple(int(size) for size in said['shape'])))
+    str(found)  # raises for what are no numbers
+    return found

@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from slimguard.report import last_steps, samples, words
+from slimguard.report import last_steps, samples
+from slimguard.report.cards import ACTIONS, IncidentView
 from slimguard.report.last_steps import LastSteps
 from slimguard.report.loss_history import Curve
-from slimguard.report.report_data import ACTIONS, IncidentView
 from slimguard.report.samples import BAD, Sheet
 from slimguard.system.texts import cut, in_one_line, visible
 
@@ -316,7 +316,7 @@ def _loss_legend(curve: Optional[Curve], lanes: Any) -> Tuple[List[Any], List[st
     for kind, groups in lanes:
         marker, color = _MARKERS[kind]
         handles.append(Line2D([], [], ls='', marker=marker, color=COLORS[color], ms=8))
-        labels.append('%s (%d)' % (words.name_of(kind), sum(map(len, groups))))
+        labels.append('%s (%d)' % (kind, sum(map(len, groups))))
     return handles, labels
 
 
@@ -402,7 +402,7 @@ def last_steps_chart(steps: LastSteps) -> Chart:
             axes = _axes(figure, left, top + 26, across, len(rows) * _LINE)
             place = {'extent': (0, count, len(rows), 0), 'aspect': 'auto'}
             axes.imshow(colors, interpolation='none', **place)
-            said = [_plain(words.variables(*name, (left - 12) // 7)) for name in names]
+            said = [_plain(last_steps.variables(*name, (left - 12) // 7)) for name in names]
             axes.set(xticks=[], yticks=np.arange(len(rows)) + 0.5, yticklabels=said)
             axes.tick_params(labelsize=11, labelcolor=_INK)
             if begins_at is not None:

@@ -1,11 +1,11 @@
 """The last steps before an incident, from the history in its bundle, and where it began."""
 
 import math
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from slimguard.report import words
 from slimguard.report.loss_history import Curve, curve_of
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
@@ -45,11 +45,11 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     if history is None or not history['step']:
         return None
     last = {key: values[-MOST_STEPS:] for key, values in history.items() if key != 'gradients'}
-    gradients = [(names[0], len(names) - 1) for names in history['gradients']]
+    gradients = [(str(names[0]), len(names) - 1) for names in history['gradients']]
     step, count = last['step'], len(last['step'])
     has_numbers = None not in step
     return LastSteps(
-        step=step if has_numbers else list(range(1 - count, 1)),
+        step=list(map(int, step)) if has_numbers else list(range(1 - count, 1)),
         axis=GLOBAL_STEP if has_numbers else 'steps before the last one',
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
@@ -77,7 +77,7 @@ def curve(steps: LastSteps) -> Optional[Curve]:
         return None
     points = np.stack([np.array(steps.step, np.float64), steps.loss], axis=1)
     tag = 'loss of the last %d steps, to step %d' % (len(points), steps.step[-1])
-    return curve_of(tag, points, repeats=False)  # a held step has the number of the one before it
+    return curve_of(tag, points)
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
@@ -120,48 +120,35 @@ def ratios_of(norms: np.ndarray) -> np.ndarray:
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     """Where gradients leave their usual range for the last time; None if none does."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
+    # What came before a return to an earlier state was survived.
+    step = np.array(steps.step, float)
+    back = np.flatnonzero(step[1:] < step[:-1])
+    out[: back[-1] + 1 if back.size else 0] = 0
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
         return None
-    apart, tries = np.diff(columns), _tries_of(steps)[columns]
-    gaps = np.flatnonzero((apart > 1 + _MOST_CALM) | (apart > 1) & (np.diff(tries) > 0))
+    gaps = np.flatnonzero(np.diff(columns) > 1 + _MOST_CALM)
     column = int(columns[gaps[-1] + 1 if gaps.size else 0])
     row, here = int(np.argmax(out[column])), ratios[column]
-    bad, far = np.isnan(here), (out[column] > _FAR) & ~np.isnan(here)
-    first, told = None, []
-    if not (bad | far).all() or len(here) == 1:
-        first, bad[row], far[row] = row, False, False
-        told = ['the gradient of %s %s' % (words.variables(*steps.gradients[row]), _far(here[row]))]
-    for which, state in ((bad, 'not finite'), (far, 'above 100 times %s median')):
-        count = int(which.sum())
-        if count:
-            many = 'all' if which.all() and count > 1 else '%d' % count
-            many += ' more gradient' if first is not None else ' gradient'
-            is_state = ' is ' + state if count == 1 else 's are ' + state
-            told.append(many + is_state.replace('%s', 'its' if count == 1 else 'their'))
+    far = int((out[column] > _FAR).sum())
+    is_all = far == len(here) > 1
+    told = 'all gradients are not finite, or above 100 times their median'
+    if not is_all:
+        told = 'the gradient of %s %s' % (variables(*steps.gradients[row]), _far(here[row]))
+        told += '; %d of %d gradients left their usual range' % (far, len(here)) if far > 1 else ''
     where = 'At step %d' % steps.step[column]
     if steps.step.count(steps.step[column]) > 1:
         later = len(steps.step) - 1 - column
         steps_later = '1 step' if later == 1 else '%d steps' % later
         where += ' (%s)' % (steps_later + ' before the last' if later else 'the last')
-    return Beginning(column, first, '%s: %s.' % (where, '; '.join(told)))
-
-
-def _tries_of(steps: LastSteps) -> np.ndarray:
-    """How many rollbacks there were before each step: after one, a step that was written is new."""
-    step = np.array(steps.step, object)
-    again = step[1:] == step[:-1]
-    back = (step[1:] < step[:-1]) | again & steps.written[1:] & ~steps.written[:-1]
-    return np.concatenate([[0], np.cumsum(back.astype(int))])
+    return Beginning(column, None if is_all else row, '%s: %s.' % (where, told))
 
 
 def _far(ratio: float) -> str:
     if math.isnan(ratio):
         return 'is not finite'
     return (
-        'is not zero, as it was'
-        if ratio > 300
-        else 'is %s times its median' % words.multiple(10**ratio)
+        'is not zero, as it was' if ratio > 300 else 'is %s times its median' % multiple(10**ratio)
     )
 
 
@@ -176,9 +163,34 @@ def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
         none = 'None is above 100 times its median, and all are finite.'
         said += none if begin is None else begin.said
     rates = [] if steps.learning_rate is None else steps.learning_rate.tolist()
-    rates = [words.number(rate) for rate in rates if math.isfinite(rate)]
+    rates = [number(rate) for rate in rates if math.isfinite(rate)]
     if rates and rates[0] == rates[-1]:
         said += ' The learning rate is %s at the last step.' % rates[-1]
     elif rates:
         said += ' The learning rate goes from %s to %s.' % (rates[0], rates[-1])
     return said.strip()
+
+
+# Numbers and names in words.
+
+
+def number(value: Optional[float]) -> str:
+    """A loss in words; '' if it is unknown."""
+    if value is None:
+        return ''
+    if math.isfinite(value):
+        return '%.6g' % value
+    return 'NaN' if math.isnan(value) else 'Inf' if value > 0 else '\N{MINUS SIGN}Inf'
+
+
+def multiple(ratio: float) -> str:
+    """A multiple in two digits: 0.5, 12, 340, 2.4e6."""
+    said = '%.2g' % ratio
+    return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
+
+
+def variables(name: str, others: int, most: int = 120) -> str:
+    """The name of a variable, and how many more there are; a long name keeps its end."""
+    more = ' and %d more' % others if others else ''
+    room = most - len(more)
+    return ('\N{HORIZONTAL ELLIPSIS}' + name[1 - room :] if len(name) > room else name) + more

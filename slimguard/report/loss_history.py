@@ -14,7 +14,7 @@ from slimguard.system import files
 _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
-_MOST_SEGMENTS = 100
+_MOST_POINTS, _MOST_SEGMENTS = 2000, 100
 _EVENTS = 'events.out.tfevents.'
 
 
@@ -40,13 +40,11 @@ class Curve(NamedTuple):
         return sum(map(len, self.segments))
 
 
-def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
+def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
     """Reads the loss from the event files of a log directory.
 
     Args:
       logdir: the directory, which may be remote.
-      most: about how many points are kept. A longer curve is cut into pieces, of which the smallest
-        and the largest point are kept.
 
     Returns:
       The curve, or None if no scalar in the event files looks like a loss; and sentences about
@@ -63,7 +61,7 @@ def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
     if not series:
         return None, troubles
     tag = min(series, key=lambda t: _rank(t, len(series[t])))
-    return curve_of(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2), most), troubles
+    return curve_of(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2)), troubles
 
 
 def looks_like_loss(tag: str) -> bool:
@@ -126,21 +124,19 @@ def _number(value) -> Optional[float]:
     return float(found.item()) if found.size == 1 else None
 
 
-def curve_of(tag: str, points: np.ndarray, most: int = 2000, repeats: bool = True) -> Curve:
-    """The curve of points [n, 2], each a step and a loss; about `most` of them are kept.
+def curve_of(tag: str, points: np.ndarray) -> Curve:
+    """The curve of points [n, 2], each a step and a loss; about `_MOST_POINTS` of them are kept.
 
-    A step that comes again begins a new segment, but not if `repeats`: two writers of event files
-    may note one step.
+    A longer curve is cut into pieces, of which the smallest and the largest point are kept.
     """
     good = points[np.isfinite(points).all(axis=1)]
-    grown = np.diff(good[:, 0])
-    back = np.flatnonzero(grown < 0 if repeats else grown <= 0) + 1
+    back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1
     segments = [s for s in np.split(good, back) if len(s)]
     if len(segments) > _MOST_SEGMENTS:
         least = sorted(map(len, segments))[-_MOST_SEGMENTS]
         segments = [s for s in segments if len(s) >= least][:_MOST_SEGMENTS]
     total = sum(map(len, segments))
-    segments = [_thin_out(s, max(4, most * len(s) // total)) for s in segments]
+    segments = [_thin_out(s, max(4, _MOST_POINTS * len(s) // total)) for s in segments]
     return Curve(tag, segments, len(points), len(points) - len(good))
 
 

@@ -47,17 +47,15 @@ def main(
         logdir, output, png = _paths(logdir, output, png)
         if opens and (files.is_remote(output) or _is_device(output)):
             raise ReportError('--open needs a file of this machine for the page, not %s' % output)
-        html = _html()
-        if png is not None and html.cards.no_charts:
-            raise ReportError('--png cannot be drawn. %s' % html.cards.no_charts)
+        page = _page()
+        if png is not None and page.no_charts:
+            raise ReportError('--png cannot be drawn. %s' % page.no_charts)
         data = report_data.gather(logdir)
         # JSON may hold a lone surrogate, which UTF-8 cannot encode.
-        _write(output, html.render(data).encode('utf-8', 'backslashreplace'))
-        _warn(data, html.cards.no_charts)
+        _write(output, page.render(data).encode('utf-8', 'backslashreplace'))
+        _warn(data, page.no_charts)
         if png is not None:
-            from slimguard.report import png as picture
-
-            _write(png, picture.draw(data))
+            _write(png, page.picture(data))
         if opens and not webbrowser.open(pathlib.Path(output).as_uri()):
             terminal.complain('no browser was found to open %s' % output)
     except ReportError as error:
@@ -82,14 +80,14 @@ def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
     return logdir, page_path, png_path
 
 
-def _html() -> Any:
+def _page() -> Any:
     try:
-        from slimguard.report import html
+        from slimguard.report import page
     except ImportError as error:
         raise ReportError(
             "the page is made with Jinja2 (%s); install it with: pip install 'jinja2>=3.0'" % error
         ) from None
-    return html
+    return page
 
 
 def _warn(data: ReportData, no_charts: str) -> None:

@@ -4,233 +4,42 @@ The record and the bundles may come from a stranger, so this module checks them.
 damaged bundle by a sentence, and runs nothing.
 """
 
-import dataclasses
 import datetime
 import os
-import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 import slimguard
 from slimguard.diagnosis import bundle
-from slimguard.diagnosis.diagnosis import PHASES
-from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from slimguard.report import last_steps, layer_ranges, loss_history, samples, words
+from slimguard.incidents.incident_groups import NOT_EXAMINED, by_kind, not_examined
+from slimguard.report import last_steps, loss_history
+from slimguard.report.cards import (
+    ACTIONS,
+    IncidentView,
+    begun,
+    bundle_name,
+    incident_of,
+    opened_of,
+)
 from slimguard.report.last_steps import LastSteps
-from slimguard.report.layer_ranges import Layer
 from slimguard.report.loss_history import Curve
-from slimguard.report.samples import Sheet
 from slimguard.system import files
 
-ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
 # The most bundles and samples that a page shows: it must open on a phone, and a sample takes up to
 # 100 kB, twice.
 _MOST_BUNDLES, _MOST_SAMPLES = 20, 40
-_MOST_NOTES, _MOST_FACTS = 20, 20
+_MOST_NOTES, _MOST_KINDS = 20, 20
 _FEW_POINTS = 10  # a curve of fewer shows little
-
-
-class Fact(NamedTuple):
-    """A fact: its name, then code, words, and a line of code, each '' if there is none."""
-
-    name: str
-    code: str = ''
-    words: str = ''
-    line: str = ''
-
-
-class BundleView(NamedTuple):
-    """The contents of a bundle, but for its incident.
-
-    Attributes:
-      path: its folder, absolute.
-      phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
-      explosion: what the steps before show of an explosion, in words, or ''.
-      trouble: what happened, in a sentence; '' if there is no diagnosis.
-      cause: the same as the diagnosis says it.
-      bad_rows: the rows of the batch that are at fault, as far as they are known.
-      facts: the other facts of the diagnosis.
-      batch: the arrays of the batch that are no images: a name, and lines of numbers.
-      layers: the ranges along the step.
-      sheets: the samples of the batch.
-      versions: the versions of the packages that made it.
-      steps: the last steps before the incident; None if they are not known.
-    """
-
-    path: str
-    phase: str = ''
-    explosion: str = ''
-    trouble: str = ''
-    cause: str = ''
-    bad_rows: Sequence[int] = ()
-    facts: Sequence[Fact] = ()
-    batch: Sequence[Tuple[str, str]] = ()
-    layers: Sequence[Layer] = ()
-    sheets: Sequence[Sheet] = ()
-    versions: str = ''
-    steps: Optional[LastSteps] = None
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return os.path.basename(self.path)
-
-
-@dataclasses.dataclass(frozen=True)
-class IncidentView(Incident):
-    """An incident, its place in the record, from 1 on, and its bundle.
-
-    The number is 0 for an incident that only a bundle tells of.
-    """
-
-    number: int = 0
-    opened: Optional[BundleView] = dataclasses.field(default=None, compare=False)
-
-    @property
-    def kind(self) -> str:
-        """The action, or 'other' if no colour stands for it.
-
-        No action is known if the process was killed between the step and its policy.
-        """
-        if self.action in (None, '', 'interrupted'):
-            return 'not said'
-        return self.action if self.action in ACTIONS else 'other'
-
-    @property
-    def bundle_name(self) -> str:
-        """The name of the bundle's folder. Its path is of the system that the training ran on."""
-        return re.split(r'[/\\]', (self.bundle or '').rstrip('/\\'))[-1]
-
-    @property
-    def notes(self) -> List[str]:
-        """Further facts, in a few words each."""
-        notes = ['restored %s' % os.path.basename(self.restored)] if self.restored else []
-        if self.learning_rate is not None:
-            notes.append('learning rate x%g from then on' % self.learning_rate)
-        notes += [] if self.held else ['the update had landed']
-        return notes + (['variables were bad before the step'] if self.state_lost else [])
-
-
-def incident_of(number: int, record: Dict[str, Any], opened: Any = None) -> IncidentView:
-    """An incident from the dictionary in a line of the record, or in a bundle.
-
-    Raises:
-      ValueError: if it is no record of an incident.
-    """
-    return IncidentView(number=number, opened=opened, **vars(Incident.from_dict(record)))
-
-
-# The bundles.
-
-
-def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str], List[str]]:
-    """The newest bundles, the oldest first; why others cannot be read; a note on older ones."""
-    try:
-        paths = bundle.paths(logdir)
-    except Exception as error:
-        return [], [], ['The bundles cannot be listed: %s' % _first_line(error)]
-    shown, views, unreadable = paths[-_MOST_BUNDLES:], [], []
-    for path in shown:
-        try:
-            opened = bundle.read(path)
-            most = min(16, _MOST_SAMPLES // len(shown))
-            view = _view(path, opened, most)
-            views.append(incident_of(0, opened.incident, view))
-        except Exception as error:  # one damaged bundle must not cost the others
-            is_said = isinstance(error, (bundle.BundleError, OSError))
-            what = '' if is_said else 'incident.json is damaged: %s: ' % type(error).__name__
-            told = os.path.basename(path), what, error
-            unreadable.append('%s cannot be read: %s%s' % told)
-    left_out = len(paths) - len(shown)
-    return views, unreadable, ['%d older bundles are not shown.' % left_out] if left_out else []
-
-
-def _view(path: str, opened: bundle.Bundle, most: int) -> BundleView:
-    said = opened.diagnosis
-    drawn = _drawn_by_the_user(opened)
-    versions = ', '.join('%s %s' % pair for pair in sorted(opened.versions.items()))
-    steps = last_steps.last_steps_of(opened.history)
-    if said is None:
-        sheets, batch = samples.sheets(drawn, most=most), samples.in_numbers(drawn)
-        return BundleView(path, batch=batch, sheets=sheets, versions=versions, steps=steps)
-    bad, rows = _bad_rows(said)
-    suspects = bad if said['phase'] != 'input' else []
-    return BundleView(
-        path,
-        phase=said['phase'],
-        explosion=str(said.get('explosion', '')),
-        trouble='%s: %s.'
-        % (words.begun(PHASES.get(said['phase'], said['phase'])), said['trouble']),
-        cause=str(said['trouble']),
-        bad_rows=bad,
-        facts=_facts(said),
-        batch=samples.in_numbers(drawn, bad, rows),
-        layers=layer_ranges.layers_of(said['ranges'], said['tensor']),
-        sheets=samples.sheets(drawn, suspects, rows, most),
-        versions=versions,
-        steps=steps,
-    )
-
-
-def _facts(said: Dict[str, Any]) -> List[Fact]:
-    line, facts = said['line'], []
-    if said['op'] is not None:
-        of = ', gradient of %s' % said['forward_op'] if said['forward_op'] else ''
-        tensor = said['tensor'] or said['op']
-        facts.append(Fact('Tensor', '%s (%s%s)' % (tensor, said['op_type'], of)))
-    if line:
-        code = '%(file)s:%(number)s, in %(function)s' % line
-        facts.append(Fact('Your line', code, line=str(line['text'])))
-    for given in said['inputs'][:_MOST_FACTS]:
-        found = ': '.join(filter(None, [_range(given['range']), given['where']]))
-        if found:  # not so the axes of a sum, and other ints
-            facts.append(Fact('Input', str(given['name']), found))
-    facts.append(Fact('Value', words=_range(said['output'])))
-    positions = [] if said['non_finite'] is None else said['non_finite']['positions']
-    shown = ['%s = %g' % (list(place), float(value)) for place, value in positions[:6]]
-    more = ', \N{HORIZONTAL ELLIPSIS}' if len(positions) > 6 else ''
-    facts.append(Fact('Not finite', ', '.join(shown) + more))
-    facts += [Fact('Note', words=str(why)) for why in said['not_seen'][:_MOST_FACTS]]
-    return [fact for fact in facts if any(fact[1:])]
-
-
-def _range(said: Optional[Dict[str, Any]]) -> str:
-    if said is None:
-        return ''
-    return str(Range(**dict(said, shape=tuple(int(size) for size in said['shape']))))
-
-
-def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
-    """The values that the step took in, without random numbers and slimguard's own."""
-    sources = opened.exported.names['sources']
-    return {
-        name: value
-        for name, value in opened.values.items()
-        if not name.startswith('slimguard/') and 'Random' not in sources[name][1]
-    }
-
-
-def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
-    """The rows that are bad in the input, or made a later tensor bad; and the number of rows.
-
-    A later tensor may have another first dimension than the batch: `samples` compares.
-    """
-    found = said['non_finite']
-    if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:
-        return [], 0
-    shape = said['output']['shape']
-    rows = [row for row in found['rows'] if isinstance(row, int)]
-    # Half of the outputs of a batch norm are by channel.
-    is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
-    # If most rows are bad, none is at fault.
-    return (rows, shape[0]) if is_batch and 2 * len(rows) <= shape[0] else ([], 0)
-
-
-# All of it.
+_ENDED = ('raise', 'stop', 'error')
+NO_SUMMARY = (
+    'No scalar in the event files here looks like a loss. Add tf.compat.v1.summary.scalar('
+    "'total_loss', total_loss) to the graph, and the next report shows all of the training. "
+)
+OF_LAST_STEPS = 'This is the loss of the last steps that were kept before an incident. '
+TOO_FEW_POINTS = 'There are too few points for a curve.'
 
 
 class ReportData(NamedTuple):
@@ -242,8 +51,7 @@ class ReportData(NamedTuple):
       curve: the loss, or None.
       incidents: the record of incidents, the oldest first.
       unrecorded: the incidents of bundles that the record does not name.
-      unreadable: a sentence for each bundle that cannot be read.
-      notes: sentences on what else could not be read.
+      notes: sentences on what could not be read.
       curve_note: a sentence on what the curve is, or why there is none; or ''.
       has_record: whether there is a record of incidents, readable or not.
       broken: why the record as a whole cannot be read; '' if it can.
@@ -254,7 +62,6 @@ class ReportData(NamedTuple):
     curve: Optional[Curve]
     incidents: List[IncidentView]
     unrecorded: List[IncidentView]
-    unreadable: List[str]
     notes: List[str]
     curve_note: str = ''
     has_record: bool = True
@@ -263,26 +70,46 @@ class ReportData(NamedTuple):
 
 def gather(logdir: str) -> ReportData:
     """Reads the log directory of a training. Damaged or hostile contents make no error."""
+    path = files.as_path(logdir)
     curve, notes = loss_history.read(logdir)
-    bundles, unreadable, more = _bundles(logdir)
+    bundles, more = _bundles(logdir)
     curve, curve_note = _curve_of(curve, [it.opened.steps for it in bundles if it.opened])
     now = datetime.datetime.now().strftime('%Y-%m-%d %H:%M')
     versions = 'TensorFlow %s, slimguard %s' % (tf.__version__, slimguard.__version__)
     data = ReportData(
-        title=title_of(logdir),
+        title=os.path.basename(path.rstrip('/\\')) or path,
         made='Made %s with %s' % (now, versions),
         curve=curve,
         incidents=[],
         unrecorded=bundles,
-        unreadable=unreadable,
-        notes=notes,
+        notes=more + notes,
         curve_note=curve_note,
     )
     data = _with_record(data, logdir)
-    notes = data.notes + more
-    left_out = len(notes) - _MOST_NOTES
+    left_out = len(data.notes) - _MOST_NOTES
     more = ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
-    return data._replace(notes=notes[:_MOST_NOTES] + more)
+    return data._replace(notes=data.notes[:_MOST_NOTES] + more)
+
+
+def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
+    """The newest bundles, the oldest first; and notes on those that are not shown."""
+    try:
+        paths = bundle.paths(logdir)
+    except Exception as error:
+        return [], ['The bundles cannot be listed: %s' % _first_line(error)]
+    shown, views, notes = paths[-_MOST_BUNDLES:], [], []
+    for path in shown:
+        try:
+            read = bundle.read(path)
+            opened = opened_of(read, min(16, _MOST_SAMPLES // len(shown)))
+            views.append(incident_of(Incident.from_dict(read.incident), opened=opened))
+        except Exception as error:  # one damaged bundle must not cost the others
+            is_said = isinstance(error, (bundle.BundleError, OSError))
+            what = '' if is_said else 'incident.json is damaged: %s: ' % type(error).__name__
+            told = os.path.basename(path), what, error
+            notes.append('%s cannot be read: %s%s' % told)
+    left_out = len(paths) - len(shown)
+    return views, notes + (['%d older bundles are not shown.' % left_out] if left_out else [])
 
 
 def _curve_of(
@@ -292,26 +119,19 @@ def _curve_of(
 
     Where the event files have few points, these are of the last steps before an incident.
     """
-    points, note = (0, words.NO_SUMMARY) if curve is None else (curve.count, '')
+    points, note = (0, NO_SUMMARY) if curve is None else (curve.count, '')
     if points < _FEW_POINTS:
         curves = [last_steps.curve(steps) for steps in histories if steps is not None]
         best = max([it for it in curves if it], key=lambda it: it.count, default=None)
         if best is not None and best.count > points:
             curve, points = best, best.count
-            note += words.OF_LAST_STEPS
+            note += OF_LAST_STEPS
     if curve is not None and curve.bad:
-        one, many = 'was not finite, and is', 'were not finite, and are'
-        said = '%d of the %d recorded values %s not in the curve. '
-        note += said % (curve.bad, curve.points, one if curve.bad == 1 else many)
+        said = 'Not finite, and so not in the curve: %d of the %d recorded values. '
+        note += said % (curve.bad, curve.points)
     if curve is not None and points < 2:
-        curve, note = None, note + words.TOO_FEW_POINTS
+        curve, note = None, note + TOO_FEW_POINTS
     return curve, note.strip()
-
-
-def title_of(logdir: str) -> str:
-    """The base name of a log directory."""
-    path = files.as_path(logdir)
-    return os.path.basename(path.rstrip('/\\')) or path
 
 
 def _with_record(data: ReportData, logdir: str) -> ReportData:
@@ -326,9 +146,11 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
         return data._replace(broken='%s incident (slimguard/incidents.jsonl).' % what)
     opened = {it.opened.name: it.opened for it in data.unrecorded if it.opened}
-    views = [IncidentView(**vars(it), number=n) for n, it in enumerate(record.incidents, 1)]
-    views = [dataclasses.replace(it, opened=opened.get(it.bundle_name)) for it in views]
-    named = {it.bundle_name for it in views}
+    views = [
+        incident_of(it, number, opened.get(bundle_name(it)))
+        for number, it in enumerate(record.incidents, 1)
+    ]
+    named = {bundle_name(it) for it in views}
     others = [it for it in data.unrecorded if it.opened and it.opened.name not in named]
     return data._replace(incidents=views, unrecorded=others, notes=data.notes + record.notes)
 
@@ -356,7 +178,7 @@ def told(data: ReportData) -> str:
     """The record in a sentence."""
     if data.broken:
         return 'The record of incidents cannot be read: %s.' % data.broken.rstrip('.')
-    if not data.has_record and (data.unrecorded or data.unreadable):
+    if not data.has_record and data.unrecorded:
         return 'There is no record of incidents, though bad steps were kept.'
     if not data.has_record:
         return 'There is no record of incidents: ' + record_file.WHY_NO_RECORD
@@ -364,10 +186,10 @@ def told(data: ReportData) -> str:
         return 'No incident is on record.'
     one = len(data.incidents) == 1
     head = 'One incident' if one else '%d incidents' % len(data.incidents)
-    return '%s: %s.' % (head, done(data.incidents, _DONE))
+    return '%s: %s.' % (head, _done(data.incidents, _DONE))
 
 
-def done(incidents: List[IncidentView], names: Dict[str, str]) -> str:
+def _done(incidents: Sequence[IncidentView], names: Dict[str, str]) -> str:
     """How often each action was taken, in words."""
     counts = [(action, sum(i.kind == action for i in incidents)) for action in ACTIONS]
     return ', '.join('%d %s' % (n, names.get(action, action)) for action, n in counts if n)
@@ -379,6 +201,65 @@ _DONE = {
     'rollback': 'rolled back',
     'skip': 'skipped',
     'save refused': 'kept out of a checkpoint',
-    'other': 'left to the user',
+    'on_nan_loss': 'left to the user',
     'not said': 'with no word on what was done',
 }
+
+
+# The kinds of incidents. Incidents are of one kind if their causes differ in numbers only.
+
+
+class Kind(NamedTuple):
+    """Incidents of one kind.
+
+    Attributes:
+      count: how many there are, at which steps, the actions, and which one is shown in full; '' for
+        one examined incident that did not end the training.
+      first: the most important incident.
+      alike: the others that have a bundle.
+    """
+
+    count: str
+    first: IncidentView
+    alike: List[IncidentView]
+
+
+def kinds_of(data: ReportData) -> List[Kind]:
+    """The kinds of incidents: the one that ended the training, then examined ones, then the others.
+
+    In each of these parts the largest kind is the first.
+    """
+    kinds = by_kind(data.incidents + data.unrecorded)
+    ended = [i for i in data.incidents if i.action in _ENDED][-1:]
+    by_size = sorted(kinds, key=len, reverse=True)
+    by_size.sort(key=lambda members: not any(it.diagnosis for it in members))
+    by_size.sort(key=lambda members: not any(it in ended for it in members))
+    return [_kind_of(members, ended, data) for members in by_size[:_MOST_KINDS]]
+
+
+def _kind_of(members: List[IncidentView], ended: List[IncidentView], data: ReportData) -> Kind:
+    kept = [it for it in members if it.opened is not None]
+    lead = next((it for it in members if it in ended), None)
+    first = lead or (kept or members)[0]
+    said = _count(members)
+    if not any(it.diagnosis for it in members):
+        said.append('not examined')
+    if lead is not None:
+        is_last = lead.number == data.incidents[-1].number
+        what = 'the training' if is_last else 'a run, but not the training'
+        said.append('the one shown ended ' + what)
+    elif len(members) > 1:
+        which = 'the first' if first is members[0] else 'the first that was kept'
+        said.append(which + ' is shown')
+    return Kind(begun('; '.join(said)), first, [it for it in kept if it is not first])
+
+
+def _count(incidents: Sequence[IncidentView]) -> List[str]:
+    told = []
+    if len(incidents) > 1:
+        steps = sorted({i.step for i in incidents if i.step is not None})
+        where = ', step %d' if len(steps) == 1 else ', steps %d to %d'
+        where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
+        told.append('%d alike%s: %s' % (len(incidents), where, _done(incidents, {})))
+    left_out = not_examined(incidents)
+    return told + ([NOT_EXAMINED % left_out] if left_out else [])

@@ -4,7 +4,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from slimguard.diagnosis.ranges import find_non_finite, numbers
+from slimguard.diagnosis.ranges import numbers
 
 _MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
@@ -181,7 +181,7 @@ def caption(sheet: Sheet) -> str:
     return told + '.'
 
 
-_MOST_ROWS, _MOST_NUMBERS, _MOST_PLACES = 3, 16, 4
+_MOST_ROWS, _MOST_NUMBERS = 3, 16
 
 
 def in_numbers(
@@ -189,9 +189,8 @@ def in_numbers(
 ) -> List[Tuple[str, str]]:
     """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
 
-    Those that are not finite come first, then those whose bad rows alone are all zeros, then those
-    of the most numbers. A line has the first numbers of a row: bad rows, beside a good one; without
-    bad rows, two rows.
+    Those that are not finite come first, then those of the most numbers. A line has the first
+    numbers of a row: bad rows, beside a good one; without bad rows, two rows.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
@@ -206,19 +205,12 @@ def in_numbers(
         if as_images(value) is None:
             is_finite = value.dtype.kind in 'iub' or bool(np.isfinite(numbers(value)).all())
             bad = {r for r in bad_rows if 0 <= r < len(value) == rows}
-            order = is_finite, not _is_zero_in(value, bad), -value.size
-            told.append((order, name, value, bad))
+            told.append(((is_finite, -value.size), name, value, bad))
     told.sort(key=lambda each: each[0])
     return [
         ('%s, %s%s' % (name, value.dtype, list(value.shape)), '\n'.join(_lines(value, bad)))
         for _, name, value, bad in told[:_MOST_SHEETS]
     ]
-
-
-def _is_zero_in(value: np.ndarray, bad: Set[int]) -> bool:
-    """Whether the bad rows of an array, each of several numbers, are its only rows of zeros."""
-    zero = (numbers(value).reshape(len(value), -1) == 0).all(axis=1)
-    return value.ndim > 1 and bool(bad) and set(np.flatnonzero(zero).tolist()) == bad
 
 
 def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
@@ -234,15 +226,5 @@ def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
         said = ' '.join(form % number for number in shown[:_MOST_NUMBERS].tolist())
         more = ' \N{HORIZONTAL ELLIPSIS}' if len(shown) > _MOST_NUMBERS else ''
         which = ', bad' if row in bad else ', good' if bad else ''
-        lines.append('row %d%s: %s%s%s' % (row, which, said, more, _places(value[row], is_float)))
+        lines.append('row %d%s: %s%s' % (row, which, said, more))
     return lines
-
-
-def _places(row: np.ndarray, is_float: bool) -> str:
-    """The first numbers of a row that are not finite, and their places in it."""
-    found = find_non_finite(row, most=_MOST_PLACES) if is_float and row.ndim else None
-    if not found or not found.count:
-        return ''
-    said = ', '.join('%s = %s' % (list(place), number) for place, number in found.positions)
-    more = ' and %d more' % (found.count - _MOST_PLACES) if found.count > _MOST_PLACES else ''
-    return '\n  at %s%s' % (said, more)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import gate
-from slimguard.diagnosis import budget, bundle, replay
+from slimguard.diagnosis import bundle, evidence, replay
 from slimguard.diagnosis.capture import Capture
 from tests.helpers.models import Batches, Linear, records_in, train_quietly
 
@@ -36,7 +36,7 @@ def told(logdir):
 
 @pytest.fixture
 def no_time(monkeypatch):
-    monkeypatch.setattr(budget, 'SECONDS', 1e-9)
+    monkeypatch.setattr(evidence, 'SECONDS', 1e-9)
 
 
 @pytest.mark.full
@@ -70,5 +70,5 @@ def test_ten_seconds_are_enough_for_a_small_step_and_not_for_large_tensors():
     loss = tf.reduce_mean(tf.matmul(x, w))
     train_op = gate.guard(tf1.train.GradientDescentOptimizer(0.1).minimize(loss))
     capture = Capture(gate.gate_of(train_op))
-    assert budget.is_within(budget.SECONDS, capture, rows=4)
-    assert not budget.is_within(budget.SECONDS, capture, rows=10**9)
+    assert evidence.is_within(evidence.SECONDS, capture, rows=4)
+    assert not evidence.is_within(evidence.SECONDS, capture, rows=10**9)

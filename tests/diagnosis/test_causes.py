@@ -7,7 +7,9 @@ import tensorflow as tf
 from slimguard import gate
 from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnose import diagnose, diagnose_step, glance
-from slimguard.diagnosis.rerun import StepCopy, export, variables_in_chunks
+from slimguard.diagnosis.exported_step import export
+from slimguard.diagnosis.step import variables_in_chunks
+from slimguard.diagnosis.step_copy import StepCopy
 from tests.helpers.zoo import Failed, regression, weights
 
 tf1 = tf.compat.v1

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from slimguard import compat
-from slimguard.diagnosis import rerun
 from slimguard.diagnosis.diagnose import diagnose, glance
+from slimguard.diagnosis.exported_step import export
+from slimguard.diagnosis.step import can_run_live
 from tests.helpers import zoo
 from tests.helpers.models import Batches
 from tests.helpers.zoo import Failed, batches, put, regression, weights
@@ -57,7 +58,7 @@ def test_a_forward_pass_that_writes_is_run_in_a_copy():
         tf.matmul(batches(put(0.0, 2)), weights()), updates_collections=None, is_training=True
     )
     failed = Failed(tf.reduce_mean(tf.math.log(normal)))  # at fault: log
-    assert not rerun.can_run_live(failed.session, failed.capture, failed.values)
+    assert not can_run_live(failed.capture, failed.values)
     found = diagnosis_of(failed)
     assert (found.phase, found.op_type) == ('forward', 'Log')
     assert 'at fault: log' in found.line.text
@@ -187,7 +188,7 @@ def test_what_is_drawn_in_a_branch_from_one_tensor_twice(control_flow_v1):
     failed = Failed(regression(tf.matmul(tf.math.log(taken), weights())))
     assert diagnosis_of(failed).op_type == 'Log'
     with tf.Graph().as_default():  # each node once, and each a known op
-        tf1.import_graph_def(rerun.export(failed.capture).graph_def, name='')
+        tf1.import_graph_def(export(failed.capture).graph_def, name='')
 
 
 def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):

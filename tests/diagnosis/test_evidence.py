@@ -9,9 +9,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import gate
-from slimguard.diagnosis import bundle, replay
+from slimguard.diagnosis import bundle, exported_step, replay
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.diagnosis.rerun import exported_step
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Batches, Linear, LogLines, records_in
 

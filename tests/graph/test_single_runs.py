@@ -52,33 +52,12 @@ def test_what_is_prepared_again_adds_nothing():
     assert len(graph.get_operations()) == before
 
 
-@pytest.mark.parametrize('control_flow', ['v1'], indirect=True)
-def test_what_is_in_a_branch_is_fetched_where_it_is_taken(control_flow):
-    x = tf1.placeholder(tf.float32, [])
-    taken = tf1.placeholder(tf.bool, [])
-    inside = []
-
-    def branch():
-        inside.append(x * 2)
-        return inside[0] + 1
-
-    end = tf1.cond(taken, branch, lambda: tf.constant(0.0))
-    single_runs.prepare(end.graph)
-    assert not end.graph.is_fetchable(inside[0])
-    feed = {x: np.float32(3)}
-    with tf1.Session() as session:
-        fetched = single_runs.fetch_once(session, [*inside, end], {taken: True, **feed})
-        assert fetched == [6, 7]
-        fetched = single_runs.fetch_once(session, [*inside, end], {taken: False, **feed})
-        assert fetched == [None, 0]
-
-
 def test_what_was_fetched_stays_as_it_was():
     """Of a ref variable TensorFlow 2 gives such a fetch the memory itself."""
     variable = tf1.get_variable('v', [64], initializer=tf1.ones_initializer(), use_resource=False)
     read, update = tf.identity(variable), variable.assign_add(tf.ones_like(variable))
     with tf1.Session() as session:
         session.run(variable.initializer)
-        (value,) = single_runs.fetch_once(session, [read], {})
+        (value,) = single_runs.fixed_run(session, [], [read.name], [])()
         session.run(update.op)
     np.testing.assert_array_equal(value, np.ones(64))

@@ -5,37 +5,33 @@ import dataclasses
 import numpy as np
 import pytest
 
-from slimguard.report import cards, html, report_data, samples
+from slimguard.incidents.incident import Incident
+from slimguard.report import cards, page, report_data, samples
 from tests.report.pages import Seen, line, record, rows_of, see
 
 NAN = 'not finite: loss total_loss'
 
 
-def data_of(*said, bundles=(), diagnosis='', unreadable=()):
-    """A report of incidents of (step, action, reason, bundle)."""
-    names = ('step', 'action', 'reason', 'bundle')
-    records = enumerate([dict(zip(names, each), diagnosis=diagnosis) for each in said], 1)
-    incidents = [report_data.incident_of(number, it) for number, it in records]
+def data_of(*said, bundles=(), diagnosis='', notes=()):
+    """A report of incidents of (step, action, reason, bundle), each with its bundle if it has."""
     there = {it.opened.name: it for it in bundles}
-    incidents = [
-        dataclasses.replace(it, opened=there.pop(it.bundle_name).opened)
-        if it.bundle_name in there
-        else it
-        for it in incidents
-    ]
-    others = list(there.values())
-    return report_data.ReportData('x', '', None, incidents, others, list(unreadable), [])
+    incidents = []
+    for number, each in enumerate(said, 1):
+        told = dict(zip(('step', 'action', 'reason', 'bundle'), each), diagnosis=diagnosis)
+        incident = Incident.from_dict(told)
+        kept = there.pop(cards.bundle_name(incident), None)
+        incidents.append(cards.incident_of(incident, number, kept and kept.opened))
+    return report_data.ReportData('x', '', None, incidents, list(there.values()), list(notes))
 
 
-def bundle_of(name, step=1, phase='forward', cause='of the diagnosis', explosion='', rows=(2,)):
-    said = '%s: of the diagnosis.' % phase
-    opened = report_data.BundleView(name, phase, explosion, said, cause, rows)
-    return report_data.incident_of(0, {'step': step, 'reason': 'of the bundle'}, opened)
+def bundle_of(name, step=1, text='in the forward pass: it was', rows=(2,)):
+    incident = Incident.from_dict({'step': step, 'reason': 'of the bundle'})
+    return cards.incident_of(incident, opened=cards.Opened(name, text, rows))
 
 
 def first_of(*said, **kwargs):
-    kind = cards.kinds_of(data_of(*said, **kwargs), None)[0]
-    return kind.count.rpartition('; ')[2], kind.card.heading
+    kind = report_data.kinds_of(data_of(*said, **kwargs))[0]
+    return kind.count.rpartition('; ')[2], kind.first.heading
 
 
 @pytest.mark.parametrize('end', ['raise', 'stop', 'error'])
@@ -58,18 +54,21 @@ def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
     data = data_of((1, 'skip', 'examined'), (2, 'skip', NAN), (3, 'skip', NAN))
     found = dataclasses.replace(data.incidents[0], diagnosis='in the forward pass: log of 0')
     data.incidents[0] = found
-    first, second = cards.kinds_of(data, None)
-    assert (first.card.heading, second.count[:7]) == ('Step 1', '2 alike')
+    first, second = report_data.kinds_of(data)
+    assert (first.first.heading, second.count[:7]) == ('Step 1', '2 alike')
 
 
 def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     said = [(n, 'skip', 'loss %d is above' % n, '/x/incident-%d' % n) for n in range(1, 9)]
     bundles = [bundle_of('incident-6'), bundle_of('incident-7')]
-    (kind,) = cards.kinds_of(data_of(*said, bundles=bundles), None)
-    assert (kind.heading, kind.card.heading) == ('forward: of the diagnosis.', 'Step 6')
+    diagnosis = 'in the forward pass: it was'
+    data = data_of(*said, bundles=bundles, diagnosis=diagnosis)
+    (kind,) = report_data.kinds_of(data)
+    assert kind.first.headline == 'In the forward pass: it was.'
+    assert kind.first.heading == 'Step 6'
     assert kind.count == '8 alike, steps 1 to 8: 8 skip; the first that was kept is shown'
-    assert [card.heading for card in kind.alike] == ['Step 7']
-    assert kind.card.to_do and not kind.alike[0].to_do  # said once
+    assert [it.heading for it in kind.alike] == ['Step 7']
+    assert page.render(data).count('What to do') == 1
 
 
 def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
@@ -79,61 +78,64 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
         'in the input: bad data: 3 NaN among 2048 values, in rows 3, 5, 7',
         'not finite: gradient of conv2/weights',
     ]
-    kinds = cards.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]), None)
+    kinds = report_data.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]))
     alike = '2 alike, steps 0 to 2: 2 skip; not examined; the first is shown'
     assert [kind.count for kind in kinds] == [alike, 'Not examined', 'Not examined']
-    assert kinds[0].heading == 'In' + causes[0][2:]
+    assert kinds[0].first.headline == 'In' + causes[0][2:]
 
 
 def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
     said = [(1, 'skip', NAN, 'incident-1'), (2, 'skip', 'other', 'incident-2'), (3, 'raise', NAN)]
-    bundles = [bundle_of('incident-1'), bundle_of('incident-2')]
-    first, other = cards.kinds_of(data_of(*said, bundles=bundles), None)
-    assert (first.card.heading, first.card.opened) == ('Step 3', None)
-    assert [card.opened.name for card in first.alike] == ['incident-1']
-    assert other.card.opened.name == 'incident-2'
+    bundles = [bundle_of('incident-1', text=''), bundle_of('incident-2', text='')]
+    first, other = report_data.kinds_of(data_of(*said, bundles=bundles))
+    assert (first.first.heading, first.first.opened) == ('Step 3', None)
+    assert [it.opened.name for it in first.alike] == ['incident-1']
+    assert other.first.opened.name == 'incident-2'
 
 
 def test_without_a_record_the_bundles_are_told():
     bundles = [bundle_of('incident-1'), bundle_of('incident-2', 7)]
-    data = data_of(bundles=bundles, unreadable=['incident-3 cannot be read: x'])
-    (kind,) = cards.kinds_of(data, None)
-    assert kind.card.opened.name == 'incident-1' and kind.alike[0].heading == 'Step 7'
-    assert 'incident-3 cannot be read: x' in html.render(data)
+    data = data_of(bundles=bundles, notes=['incident-3 cannot be read: x'])
+    (kind,) = report_data.kinds_of(data)
+    assert kind.first.opened.name == 'incident-1' and kind.alike[0].heading == 'Step 7'
+    assert 'incident-3 cannot be read: x' in page.render(data)
 
 
 def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
     said = (103, 'raise', 'above max_loss: loss', 'incident-103')
 
-    def card_of(**kwargs):
-        bundles = [bundle_of('incident-103', 103, **kwargs)]
-        return cards.kinds_of(data_of(said, bundles=bundles), None)[0].card
+    def shown(*lines, rows=()):
+        bundles = [bundle_of('incident-103', 103, rows=rows)]
+        data = data_of(said, bundles=bundles, diagnosis='\n'.join(lines))
+        return report_data.kinds_of(data)[0].first
 
-    explosion = 'the learning rate went from 0.02 to 4 at step 101; the loss followed 3 steps later'
-    card = card_of(explosion=explosion, rows=())
-    assert card.headline == 'T%s.' % explosion[1:] and len(card.commands) == 1
-    assert card.more == 'forward: of the diagnosis.' and 'learning rate as it was' in card.to_do
+    jump = 'the learning rate went from 0.02 to 4 at step 101; the loss followed 3 steps later'
+    above = 'in the forward pass: the loss is above its limit, and everything is finite'
+    it = shown(jump, above)
+    assert it.headline == 'T%s.' % jump[1:] and len(it.commands) == 1
+    assert it.more == 'I%s.' % above[1:] and 'learning rate as it was' in it.to_do
     grown = 'the loss went from 1 at step 40 to 1e+17 at step 61; then Square overflowed'
-    card = card_of(explosion=grown, cause='overflow of float32: Square', rows=())
-    assert card.headline == 'T%s.' % grown[1:] and 'smaller learning rate' in card.to_do
-    card = card_of()
-    assert card.headline == 'forward: of the diagnosis.' and card.more == ''
-    assert len(card.commands) == 2 and 'learning rate' not in card.to_do
+    it = shown(grown, 'in the forward pass: overflow of float32: Square')
+    assert it.headline == 'T%s.' % grown[1:] and 'smaller learning rate' in it.to_do
+    it = shown('in the forward pass: log of 0, in row 2', '  Log:0 (Log)', rows=[2])
+    assert it.headline == 'In the forward pass: log of 0, in row 2.' and it.more == ''
+    assert len(it.commands) == 2 and 'learning rate' not in it.to_do
 
 
 def test_the_reason_is_the_cause_and_symptoms_are_what_was_seen(tmp_path):
-    known = {'diagnosis': 'log of 0\nin row 5', 'advice': 'train slower', 'state_lost': True}
+    told = 'in the forward pass: log of 0\n  not all was examined, in row 5'
+    known = {'diagnosis': told, 'advice': 'train slower', 'state_lost': True}
     record(tmp_path, line(step=9, action='raise', reason=NAN, **known))
     seen = see(tmp_path, png=str(tmp_path / 'x.png'))
     for said in (
-        'Log of 0',
+        'In the forward pass: log of 0.',
         'in row 5',
         'maximum(x, 1e-7)',
         'Train slower.',
         'were bad before the',
     ):
         assert said in seen.text
-    assert seen.words.count('log of 0') == 1  # in the table
+    assert seen.words.count('in the forward pass: log of 0') == 1  # in the table
     assert 'To run it again' not in seen.text
 
 
@@ -146,11 +148,11 @@ def test_of_very_many_kinds_the_largest_are_shown(tmp_path):
 
 def test_the_page_is_in_the_order_of_what_matters():
     said = [(1, 'skip', NAN, 'incident-1'), (2, 'raise', 'other', 'incident-2')]
-    bundles = [bundle_of('incident-1'), bundle_of('incident-2')]
-    page = html.render(data_of(*said, bundles=bundles))
-    order = [page.index(it) for it in ('id="incident-2"', '>Loss<', 'id="incident-1"', '<table')]
+    bundles = [bundle_of('incident-1', text=''), bundle_of('incident-2', text='')]
+    shown = page.render(data_of(*said, bundles=bundles))
+    order = [shown.index(it) for it in ('id="incident-2"', '>Loss<', 'id="incident-1"', '<table')]
     assert order == sorted(order)
-    assert [a['href'] for a in Seen(page).of('a')].count('#incident-1') == 3  # marks, and a row
+    assert [a['href'] for a in Seen(shown).of('a')].count('#incident-1') == 3  # marks, and a row
 
 
 def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
@@ -161,11 +163,8 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
     )
     pages = []
     for cause in causes:
-        data = data_of(
-            (1, 'skip', NAN, 'incident-1'),
-            bundles=[bundle_of('/a b/slimguard/incident-1', cause=cause)],
-        )
-        pages.append(html.render(data))
+        bundles = [bundle_of('/a b/slimguard/incident-1', text='in the forward pass: ' + cause)]
+        pages.append(page.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=bundles)))
     assert 'tf.math.divide_no_nan(x, y)' in pages[0] and 'divide_no_nan' not in pages[1]
     assert 'a small epsilon' in pages[1]
     # An op that only shows that the training had exploded is not what to mend.
@@ -182,8 +181,8 @@ def test_the_numbers_of_a_label_are_folded_beside_the_images_it_is_of(has_images
     batch = samples.in_numbers(dict(drawn, **{'label:0': np.arange(4)}))
     opened = it.opened._replace(batch=batch, sheets=samples.sheets(drawn))
     it = dataclasses.replace(it, opened=opened)
-    page = html.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=[it]))
-    assert 'row 1: 1' in page and ('<details open>' in page) != has_images
+    shown = page.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=[it]))
+    assert 'row 1: 1' in shown and ('<details open>' in shown) != has_images
 
 
 def test_what_is_kept_is_said_of_one_incident_and_of_some():
@@ -192,3 +191,36 @@ def test_what_is_kept_is_said_of_one_incident_and_of_some():
     said = [report_data.summary(data_of(*it, bundles=bundles)) for it in ([one], [one, two])]
     assert said[0] == 'One incident: 1 skipped. Its step is kept, to be run again.'
     assert said[1].endswith('1 raised, 1 skipped. One of them is kept, to be run again.')
+
+
+@pytest.mark.parametrize('at', [500, 3, 998, None])
+def test_the_ranges_are_those_before_and_after_the_tensor_at_fault(at):
+    found = dict(dtype='float32', shape=[2], min=0.0, max=1.0, nan=0, inf=0)
+    rows = [dict(tensor='x%d:0' % n, range=found) for n in range(1000)]
+    shown = cards._ranges_of({'ranges': rows, 'tensor': at and 'x%d:0' % at})
+    assert len(shown) == 40 and [it.begins for it in shown].count(True) == (at is not None)
+    assert str(shown[0].range) == 'float32[2], from 0 to 1'
+
+
+def test_the_facts_are_the_lines_of_the_diagnosis():
+    lines = [
+        'the loss went from 1 at step 3 to 1e+09 at step 9; then Log overflowed',
+        'in the forward pass: log of 0',
+        '  a/Log:0 (Log, gradient of b)',
+        '  /x/train.py:92, in features: y = x[1:2]',
+        '  input c:0 (lr): float32[6, 4], from 0 to 1: 0 at [2, 1]',
+        '  output: float32[6], 1 of 6 Inf',
+        '  at [2] = -inf and 3 more',
+        '  not all of it was examined: why',
+    ]
+    data = data_of((1, 'raise', NAN), diagnosis='\n'.join(lines))
+    it = data.incidents[0]
+    assert it.more == 'In the forward pass: log of 0.'
+    assert it.facts[:6] == [
+        ('Tensor', 'a/Log:0 (Log, gradient of b)', '', ''),
+        ('Your line', '/x/train.py:92, in features', '', 'y = x[1:2]'),
+        ('Input', 'c:0 (lr)', 'float32[6, 4], from 0 to 1: 0 at [2, 1]', ''),
+        ('Value', '', 'float32[6], 1 of 6 Inf', ''),
+        ('Not finite', '[2] = -inf and 3 more', '', ''),
+        ('Note', '', 'not all of it was examined: why', ''),
+    ]

@@ -7,7 +7,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from slimguard.report import charts, last_steps, report_data, samples
+from slimguard.incidents.incident import Incident
+from slimguard.report import cards, charts, last_steps, samples
 from slimguard.report.loss_history import Curve
 from tests.report.pages import HOSTILE
 from tests.report.test_last_steps import INF, NAN, history_of, steps_of
@@ -33,7 +34,7 @@ def drawn(chart):
 def incidents_of(steps, **said):
     said = dict({'reason': 'x'}, **said)
     records = enumerate([dict(said, step=step, action='skip') for step in steps], 1)
-    return [report_data.incident_of(number, it) for number, it in records]
+    return [cards.incident_of(Incident.from_dict(it), number) for number, it in records]
 
 
 def loss_chart(losses, steps=(), first=0, **said):

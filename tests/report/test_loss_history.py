@@ -118,5 +118,5 @@ def test_a_long_curve_keeps_its_peaks(tmp_path):
 
 def test_a_loss_that_jumps_back_all_the_time_stays_small():
     points = np.stack([np.tile([2.0, 1.0], 50000), np.arange(100000.0)], axis=1)
-    found = loss_history.curve_of('loss', points, 2000)
+    found = loss_history.curve_of('loss', points)
     assert len(found.segments) == 100

@@ -1,6 +1,6 @@
 """What others have written, made visible and cut: for pages, terminals and records alike."""
 
-from slimguard.report import html
+from slimguard.report import page
 from slimguard.system import terminal, texts
 
 
@@ -14,7 +14,7 @@ def test_it_looks_the_same_wherever_it_is_shown():
         (None, 'None'),
     ]:
         assert texts.visible(said) == texts.in_one_line(said) == shown
-        on_page = html.environment().from_string('{{ said }}').render(said=said)
+        on_page = page.environment().from_string('{{ said }}').render(said=said)
         assert on_page == terminal.visible(said) == shown
 
 

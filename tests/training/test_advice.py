@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.incidents import advice
-from slimguard.report import cards, report_data
+from slimguard.report import report_data
 from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
@@ -115,7 +115,7 @@ class TestWhatIsTold:
         for each in second, last:
             assert each.startswith('same symptom as incident 1; update not applied, batch skipped')
             assert each.endswith(not_examined)
-        kinds = cards.kinds_of(report_data.gather(str(tmp_path)), None)
+        kinds = report_data.kinds_of(report_data.gather(str(tmp_path)))
         counts = [kind.count.partition(': ')[2] for kind in kinds]
         assert counts == ['3 skip; 2 not examined, the symptom is the same; the first is shown', '']
 
@@ -126,8 +126,8 @@ class TestWhatIsTold:
             self.train(lambda y: tf.reduce_mean(tf.square(y - 1)), batches, rates, **options)
         why = 'he learning rate went from 0.01 to 50 at step 13; the loss followed 1 step later'
         assert 'loss %g): t%s\n' % (caught.value.incident.loss, why) in str(caught.value)
-        (kind,) = cards.kinds_of(report_data.gather(str(tmp_path)), None)
-        assert kind.card.headline == 'T%s.' % why
+        (kind,) = report_data.kinds_of(report_data.gather(str(tmp_path)))
+        assert kind.first.headline == 'T%s.' % why
 
     @pytest.mark.parametrize('rate, row', [(3.0, 1.5), (0.01, 1e20)])
     def test_an_explosion_without_a_jump_is_told_by_how_far_the_loss_grew(
@@ -140,8 +140,8 @@ class TestWhatIsTold:
             options = dict(on_nan='raise', logdir=tmp_path)
             loss = lambda y: tf.reduce_mean(tf.square(y - 1))  # noqa: E731
             self.train(loss, batches, [rate] * len(batches), **options)
-        (kind,) = cards.kinds_of(report_data.gather(str(tmp_path)), None)
-        headline, to_do, commands = kind.card.headline, kind.card.to_do, kind.card.commands
+        (kind,) = report_data.kinds_of(report_data.gather(str(tmp_path)))
+        headline, to_do, commands = kind.first.headline, kind.first.to_do, kind.first.commands
         if rate > 1:
             assert headline.startswith('The loss went from ') and ' to ' in headline
             assert headline.endswith('; then Square overflowed.')

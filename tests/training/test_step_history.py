@@ -270,8 +270,8 @@ def test_without_a_row_only_what_the_bundle_knows_of_a_limit_is_said(tmp_path, c
     train_quietly(train_op, tmp_path, 10, hooks=[hook])
     (incident,) = hook.incidents
     assert replay.main(incident.bundle, without=1) == 0
-    fewer, with_it = capsys.readouterr().out.split('\nWith it: ')
-    assert with_it.startswith(incident.reason)
+    whole, fewer = capsys.readouterr().out.split('\nWithout row 1 ')
+    assert whole.split('\n')[1] == 'The failure came back: ' + incident.reason
     assert 'the step is still bad: above its limit: loss ' in fewer
     assert 'max_loss' not in fewer and 'median' not in fewer
 

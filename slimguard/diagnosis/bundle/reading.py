@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle import arrays
-from slimguard.diagnosis.rerun import ExportedStep
+from slimguard.diagnosis.exported_step import ExportedStep
 from slimguard.system import files
 
 JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'

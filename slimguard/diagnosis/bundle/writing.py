@@ -13,7 +13,8 @@ from slimguard.diagnosis.bundle import arrays, folders, reading
 from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.rerun import ExportedStep, bytes_of, export, variables_in_chunks
+from slimguard.diagnosis.exported_step import ExportedStep, export
+from slimguard.diagnosis.step import bytes_of, variables_in_chunks
 from slimguard.incidents.history import History
 from slimguard.system import files
 

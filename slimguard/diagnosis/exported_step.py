@@ -6,8 +6,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.step_ops import gate_roots
+from slimguard.diagnosis.capture import Capture, gate_roots
 from slimguard.graph import op_of
 from slimguard.graph.collectives import is_collective
 from slimguard.graph.control_flow import SWITCHES, Flow

@@ -7,9 +7,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.diagnosis.rerun.exported_step import ExportedStep
-from slimguard.diagnosis.rerun.step import Step
-from slimguard.diagnosis.step_ops import GateCopy, gate_roots
+from slimguard.diagnosis.capture import gate_roots
+from slimguard.diagnosis.exported_step import ExportedStep
+from slimguard.diagnosis.step import GateCopy, Step
 from slimguard.gate import Label
 from slimguard.graph.source_lines import Recorded
 

@@ -1,17 +1,19 @@
-"""Finds rows of the batch, and weights, that are far larger than they should be."""
+"""Which rows of the batch are at fault: those without which the step is good.
+
+Where an op's output has a row for each of the batch, its bad rows are tried (:func:`with_rows`). Of
+a number that is too large, the rows that are far larger than the others are tried
+(:func:`outlier`). Another row of the batch takes the place of those that are tried.
+"""
 
 from typing import Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from slimguard import graph as graphs
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import measure, numbers
-from slimguard.incidents import advice
 
-# Weights grow this large only in a training that diverges.
-LARGE_WEIGHT = 1e6
 _MOST_NAMED = 4  # name at most so many rows; of more, only count them
 # A row is far larger than others if it is this many times as large as their median. Most healthy
 # data stay below: numbers of a uniform, a normal or a lognormal distribution, counts, pixels,
@@ -25,6 +27,25 @@ def rows_in_words(rows: Sequence[int], of: int) -> str:
     if len(rows) > _MOST_NAMED:
         return ', in %d of %d rows' % (len(rows), of)
     return ', in row%s %s' % ('s' if len(rows) > 1 else '', ', '.join(map(str, rows)))
+
+
+def with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
+    """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
+
+    The rows of `tensor` are rows of the batch if it turns finite once other rows replace them. If
+    it does not, the diagnosis names no rows.
+    """
+    found = told.non_finite
+    if found is None:
+        return told, ''
+    rows, of = found.rows, measured.batch_size or 0
+    # After an explosion no row is at fault, except where the data alone make it bad.
+    is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
+    has_rows = told.output is not None and told.output.shape[:1] == (of,) and 0 < len(rows) < of
+    if has_rows and not (is_weighted and measured.has_exploded):
+        if _mends(measured, tensor, rows, of):
+            return told, rows_in_words(rows, of)
+    return told._replace(non_finite=found._replace(rows=[])), ''
 
 
 def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
@@ -57,27 +78,3 @@ def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: i
         return False
     found = measure(without, bad.dtype)
     return found.is_finite and (not bad.is_finite or _MENDED * found.largest < bad.largest)
-
-
-def has_exploded(measured: MeasuredStep) -> bool:
-    """Whether the steps before, or the weights, show that the training had exploded."""
-    return bool(measured.explosion or large_weights(measured))
-
-
-def large_weights(measured: MeasuredStep) -> str:
-    """The largest weight, in words; '' if it is of normal size."""
-    largest, name = _largest_weight(measured)
-    if largest < LARGE_WEIGHT:
-        return ''
-    return '. %s %.3g (%s)' % (advice.LARGE_WEIGHTS, largest, name)
-
-
-def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
-    found = (0.0, '')
-    for op in measured.step.ops:
-        weights = measured.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
-        if weights is not None:
-            variable = graphs.variable_read(op.outputs[0])
-            if variable is not None:
-                found = max(found, (weights.largest, variable.name))
-    return found

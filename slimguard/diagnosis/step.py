@@ -1,25 +1,53 @@
-"""A step that can be run again, as often as one likes, without writing."""
+"""A step that can be run again, as often as one likes, without writing.
 
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+The diagnosis works on a :class:`Step`: a session, the ops of the step, and the values to feed in
+place of its sources. The step is the training's own (:func:`live_step`) if running the forward and
+the backward pass again writes and draws nothing. Otherwise, and in another process, it comes from
+:mod:`step_copy`: a graph and a session of its own, with a copy of the variables.
+"""
+
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.diagnosis.capture import Capture, gate_roots
 from slimguard.diagnosis.ranges import numbers
-from slimguard.diagnosis.rerun.chunks import bytes_of, in_chunks
-from slimguard.diagnosis.step_ops import (
-    AnyGate,
-    gate_roots,
-    ops_up_to,
-    split_at_gate,
-)
+from slimguard.gate import Gate, Label
 from slimguard.graph import key, single_runs
 from slimguard.graph.control_flow import Flow
-from slimguard.graph.source_lines import Origin
+from slimguard.graph.source_lines import Origin, Origins
 
-_CHUNK_BYTES = 192 << 20  # fetched at once
+# Fetched at once. More takes more memory, and less takes more runs, each of which takes a good part
+# of a second in a large graph.
+_CHUNK_BYTES = 192 << 20
+_UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 _T = TypeVar('_T')
+
+
+class GateCopy(NamedTuple):
+    """The attributes of a gate in another graph; see `slimguard.gate.Gate`."""
+
+    train_op: Any
+    loss: Optional[tf.Tensor]
+    written: tf.Tensor
+    bad: tf.Tensor
+    labels: Tuple[Label, ...]
+    watched: tf.Tensor
 
 
 def batch_size(drawn: Iterable[Tuple[str, np.ndarray]]) -> Optional[int]:
@@ -75,7 +103,7 @@ class Step:
     def __init__(
         self,
         session,
-        gate: AnyGate,
+        gate: Union[Gate, GateCopy],
         feed: Dict[str, np.ndarray],
         origins: Callable[[str], Origin],
         names: Dict[str, Tuple[str, str]],
@@ -90,7 +118,7 @@ class Step:
         self._names = names
         self._restore = restore
         self._fed = {key(t) for t in self.feed}
-        self.ours, self.checked = split_at_gate(gate)
+        self.ours, self.checked = _split_at_gate(gate)
         self._givens = {
             key(self.graph.get_tensor_by_name(name)): list(
                 map(self.graph.get_tensor_by_name, given)
@@ -98,7 +126,7 @@ class Step:
             for name, given in givens.items()
         }
         also = [t for given in self._givens.values() for t in given]
-        self.ops = ops_up_to(self.checked + also, self._fed)
+        self.ops = _ops_up_to(self.checked + also, self._fed)
         self.flow = Flow(graphs.ancestors(gate_roots(gate)))
         self._taken: Dict[Tuple[tf.Operation, int], bool] = {}
         self._find_taken()
@@ -163,12 +191,10 @@ class Step:
     def in_chunks(self, tensors: Iterable[tf.Tensor]) -> Iterable[List[tf.Tensor]]:
         """`tensors` in lists that fit into memory beside a training, as far as shapes are known."""
         rows = max([v.shape[0] for v in self.feed.values() if np.ndim(v)], default=1)
-        return in_chunks(tensors, lambda tensor: bytes_of(tensor, rows), _CHUNK_BYTES)
+        return _in_chunks(tensors, rows)
 
     def _run(self, tensors: List[tf.Tensor]) -> List[Optional[np.ndarray]]:
-        is_in_branch = not all(map(self.graph.is_fetchable, tensors))
-        run = single_runs.fetch_once if is_in_branch else single_runs.run_once
-        values = run(self.session, tensors, self.feed)
+        values = single_runs.run_once(self.session, tensors, self.feed)
         if self._restore is not None:
             self._restore()
         return values
@@ -199,3 +225,79 @@ class Step:
                 del waiting[key(tensor)]
                 if value is not None:
                     self._taken[key(tensor)] = bool(value)
+
+
+def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
+    """The step in the training's own session. Use it if `can_run_live` says so."""
+    givens = {name: [t.name for t in given] for name, given in capture.givens.items()}
+    return Step(session, capture.gate, values, Origins(session.graph), {}, givens)
+
+
+def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
+    """Whether the forward and backward pass can be run again in the training's own session.
+
+    They would write or draw in three cases: the loss waits for a write of a moving average; an op
+    waits for an iterator without using its output; or a function draws, since TensorFlow inlines
+    calls before it looks at feeds. Where an op is in a branch, `run` refuses to fetch it; in a
+    copied graph TensorFlow does not notice the branch.
+    """
+    fed = {key(t) for t in capture.sources if t.name in values}
+    drawn = {op for op, _ in fed}
+    _, checked = _split_at_gate(capture.gate)
+    writes = graphs.Writes(capture.gate.bad.graph)
+    if any(writes.calls(op) for op in drawn):
+        return False
+    also = [t for given in capture.givens.values() for t in given]
+    ops = _ops_up_to(checked + also, fed)
+    if any(op in drawn or op in writes for op in ops):
+        return False
+    flow = Flow(ops)
+    return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)
+
+
+def _split_at_gate(gate: Union[Gate, GateCopy]) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
+    """The ops of a gate, and the float tensors of the user's graph that they take."""
+    ours = [op for op in graphs.ancestors(gate_roots(gate)) if op.name.startswith(graphs.OURS)]
+    taken = {key(t): t for op in ours for t in op.inputs if not t.op.name.startswith(graphs.OURS)}
+    return ours, [t for t in taken.values() if graphs.is_float(t)]
+
+
+def _ops_up_to(checked: Sequence[tf.Tensor], fed) -> List[tf.Operation]:
+    """The ops that `checked` need if the tensors whose keys are in `fed` are fed."""
+    roots = [t.op for t in checked if key(t) not in fed]
+    return graphs.ancestors(roots, lambda op: graphs.needs(op, fed))
+
+
+# In parts.
+
+
+def _in_chunks(tensors: Iterable[tf.Tensor], rows: int = 1) -> Iterator[List[tf.Tensor]]:
+    """`tensors` in lists of at most `_CHUNK_BYTES`; a larger one is in a list of its own."""
+    chunk: List[tf.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        more = bytes_of(tensor, rows)
+        if chunk and size + more > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(tensor)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def variables_in_chunks(
+    session, capture: Capture, names: Iterable[str]
+) -> Iterator[Dict[str, np.ndarray]]:
+    """The values of a step's variables, in parts that fit into memory, by the ops' names."""
+    names_of = {key(capture.reads[name]): name for name in names}
+    for chunk in _in_chunks([capture.reads[name] for name in names_of.values()]):
+        yield single_runs.run_once(session, {names_of[key(read)]: read for read in chunk})
+
+
+def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
+    """About how many bytes a tensor has; a dimension that is not known counts as `rows`."""
+    if tensor.shape.rank is None:
+        return _UNKNOWN_BYTES
+    sizes = [size or rows for size in tensor.shape.as_list()]
+    return int(np.prod(sizes, dtype=np.float64)) * max(tensor.dtype.base_dtype.size, 1)

@@ -1,0 +1,168 @@
+"""The page, and the picture of its beginning.
+
+The page loads nothing: no script, no font, no image. Its HTML and its styles are in ``templates/``.
+The template engine escapes all text that comes from the run; the library that writes the charts as
+XML escapes the text in them. The picture has the loss and the most important incident.
+"""
+
+import functools
+import io
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+
+import jinja2
+import markupsafe
+import numpy as np
+
+from slimguard.incidents import record_file
+from slimguard.report import last_steps, report_data, samples
+from slimguard.report.cards import IncidentView
+from slimguard.report.report_data import ReportData
+from slimguard.system.texts import cut, visible
+
+_MOST_ROWS = 200
+_LONGEST = 2000  # characters of a text
+_MARGIN = 40  # pixels, of the picture
+
+
+def _imported() -> Tuple[Any, str]:
+    try:
+        from slimguard.report import charts
+    except ImportError as error:
+        return None, (
+            'The page has no charts and no samples: matplotlib draws them, and it cannot be '
+            'imported (%s). Install it with: pip install matplotlib' % error
+        )
+    return charts, ''
+
+
+# Without matplotlib there are no charts, but a sentence on why.
+charts, no_charts = _imported()
+
+
+class Drawing(NamedTuple):
+    """A drawn chart, with the heading above it and the caption below."""
+
+    heading: str
+    code: str
+    drawn: Any
+    caption: str
+
+
+def _drawings(
+    it: IncidentView, draw: Callable[[Any, str], Any], is_alike: bool = False
+) -> Iterator[Drawing]:
+    """Yields the charts of a bundle; only the samples, if one of its kind is shown before it.
+
+    Args:
+      it: the incident.
+      draw: draws a chart, given a name that no other chart has.
+      is_alike: whether one of its kind is shown before it.
+    """
+    if it.opened is None or charts is None:
+        return
+    if it.opened.steps is not None and not is_alike:
+        chart = charts.last_steps_chart(it.opened.steps)
+        heading = last_steps.heading(it.opened.steps)
+        yield Drawing(heading, '', draw(chart, it.opened.name + '-steps'), chart.said)
+    for number, sheet in enumerate(it.opened.sheets):
+        drawn = draw(charts.samples_chart(sheet), '%s-batch%d' % (it.opened.name, number))
+        shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
+        code = '%s, %s, %s' % (sheet.name, sheet.dtype, shape)
+        yield Drawing('The batch', code, drawn, samples.caption(sheet))
+
+
+# The page.
+
+
+def render(data: ReportData) -> str:
+    """The page, as text."""
+    return environment().get_template('page.html.j2').render(_content(data))
+
+
+def _content(data: ReportData) -> Dict[str, Any]:
+    """All that the page shows, by the names that the template uses."""
+    links = {
+        it.number: '#row-%d' % min(it.number, _MOST_ROWS + 1)
+        if it.opened is None
+        else '#' + it.opened.name
+        for it in data.incidents
+    }
+    loss = None
+    if charts is not None:
+        chart = charts.loss_chart(data.curve, data.incidents, links)
+        loss = None if chart is None else _svg(chart, 'loss')
+    return {
+        'data': data,
+        'summary': report_data.summary(data),
+        'kinds': report_data.kinds_of(data),
+        'drawings_of': lambda it, is_alike: _drawings(it, _svg, is_alike),
+        'loss': loss,
+        'no_charts': no_charts,
+        'rows': data.incidents[:_MOST_ROWS],
+        'left_out': data.incidents[_MOST_ROWS:],
+        'links': links,
+        'number': last_steps.number,
+        'when': record_file.when,
+    }
+
+
+def _svg(chart: Any, name: str) -> Any:
+    """A chart for a desk and one for a phone; the page shows one of them."""
+    widths = (charts.WIDE, charts.NARROW)
+    return markupsafe.Markup(''.join(charts.svg(chart, name, width) for width in widths))
+
+
+@functools.lru_cache(maxsize=None)
+def environment() -> jinja2.Environment:
+    """The template engine: it escapes every value, and fails for a name without a value.
+
+    Invisible characters, and those that change the direction of text, are written as escapes, so
+    that no name in a run looks like another. A longer text is cut, since a damaged record may hold
+    texts of any length.
+    """
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader('slimguard.report', 'templates'),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_visible,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _visible(value: Any) -> Any:
+    # A macro returns HTML already.
+    return value if hasattr(value, '__html__') else visible(cut(value, _LONGEST))
+
+
+# The picture.
+
+
+def picture(data: ReportData) -> bytes:
+    """The picture, as a PNG file. Needs matplotlib."""
+    from matplotlib import image
+
+    links = dict.fromkeys((incident.number for incident in data.incidents), '')
+    loss = charts.loss_chart(data.curve, data.incidents, links)
+    parts = [_text([data.title], size=24), _text([report_data.summary(data), data.made])]
+    if loss is not None:
+        parts += [_text(['Loss'], size=18), charts.pixels(loss)]
+    for kind in report_data.kinds_of(data)[:1]:
+        it = kind.first
+        facts = ['%s: %s %s %s' % fact for fact in it.facts]
+        parts += [_text([it.headline], size=18), _text([kind.count])]
+        parts.append(_text([it.heading, it.more, *facts, it.to_do]))
+        for drawing in _drawings(it, lambda chart, name: charts.pixels(chart)):
+            parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]
+    file = io.BytesIO()
+    shown = np.concatenate(parts)
+    framed = np.empty([len(shown) + 2 * _MARGIN, shown.shape[1] + 2 * _MARGIN, 4], np.uint8)
+    framed[:] = shown[0, 0]  # paper
+    framed[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = shown
+    image.imsave(file, framed, format='png')
+    return file.getvalue()
+
+
+def _text(lines: List[str], size: int = 12) -> np.ndarray:
+    return charts.pixels(charts.text(lines, size))

@@ -18,8 +18,7 @@ The files:
     run_options.py               the options of `run`, for a process and the children it spawns
     run.py                       runs a script as python would
     ending.py                    what became of the trainings: what `run` says at the end
-    tf1_names.py                 the names of TensorFlow 1, for scripts on TensorFlow 2
+    tf1_names.py                 the names of TensorFlow 1, and of the numpy of its time
     tf1_table.py                 where they are today, and what replaced those that are gone
     moving_average_optimizer.py  tf.contrib.opt.MovingAverageOptimizer
-    numpy1_names.py              the names that numpy has dropped
 """

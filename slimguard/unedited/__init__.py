@@ -7,9 +7,8 @@ The files:
     script_session.py            what watches a session, acts by policy, and the steps it knows
     train_steps.py               which runs train, and what stands in for what they fetch
     shared_updates.py            what of a run trains, and what needs the same updates
-    gradient_writes.py           updates that the script writes itself, of gradients
     own_updates.py               updates that it makes of anything else, in runs of their own
-    optimizer_notes.py           what the optimizers of a script make
+    optimizer_notes.py           what the optimizers of a script make; its own writes of gradients
     script_files.py              what a script saves, and where, as it tells TensorFlow
     script_saves.py              a graph's checkpoints: one more, or back to one of them
     script_summaries.py          scalars where a script writes summaries

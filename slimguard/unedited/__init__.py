@@ -12,7 +12,6 @@ The files:
     script_files.py              what a script saves, and where, as it tells TensorFlow
     script_saves.py              a graph's checkpoints: one more, or back to one of them
     script_summaries.py          scalars where a script writes summaries
-    replaced_functions.py        functions that answer a guarded script otherwise
     patches.py                   methods of TensorFlow, replaced for a while
     run_options.py               the options of `run`, for a process and the children it spawns
     run.py                       runs a script as python would

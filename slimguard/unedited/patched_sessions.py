@@ -8,13 +8,14 @@ place, and the policy acts (:mod:`script_session`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.compat import tf_private
+from slimguard import graph as graphs
+from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, gates_of, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
@@ -53,6 +54,16 @@ _NO_CALLABLE = (
     'a callable runs it, as in the fit of Keras, and not Session.run; build the train op with an '
     'optimizer of tf.compat.v1.train, and run it in a session'
 )
+
+
+def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
+    # `tf.add_check_numerics_ops` lays a check over every float that a graph lists, and returns an
+    # op that waits for all. Some of ours have no value in most runs (a branch that is not taken, a
+    # queue that is filled for an incident only): it would wait for ever.
+    found = original(graph)
+    if tf_callers.checks_numerics():
+        return [op for op in found if not op.name.startswith(graphs.OURS)]
+    return found
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +114,7 @@ class PatchedSessions:
         patches.wrap(owner, 'partial_run_setup', self._partial_run_setup)
         patches.wrap(owner, tf_private.MAKE_CALLABLE_FROM_OPTIONS, self._make_from_options)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
+        patches.wrap(tf.Graph, 'get_operations', _operations_of)
         patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 

@@ -13,8 +13,7 @@ The files:
     script_saves.py              a graph's checkpoints: one more, or back to one of them
     script_summaries.py          scalars where a script writes summaries
     patches.py                   methods of TensorFlow, replaced for a while
-    run_options.py               the options of `run`, for a process and the children it spawns
-    run.py                       runs a script as python would
+    run.py                       runs a script as python would, guarded, and the children it spawns
     ending.py                    what became of the trainings: what `run` says at the end
     tf1_names.py                 the names of TensorFlow 1, and of the numpy of its time
     tf1_table.py                 where they are today, and what replaced those that are gone

@@ -58,7 +58,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
     """Runs a script; closing `lent` undoes the changes to the process that the script needed."""
     from slimguard.unedited import run
-    from slimguard.unedited.run_options import RunOptions
 
     arguments = dict(
         on_nan=options.on_nan,
@@ -70,7 +69,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         spike=options.spike,
         history=options.history,
     )
-    instrumentation = RunOptions(options.tf1, options.quiet, arguments).guard(lent)
+    instrumentation = run.RunOptions(options.tf1, options.quiet, arguments).guard(lent)
     if options.logdir is not None:
         values.require_file_system(options.logdir)
     from slimguard.unedited import script_session

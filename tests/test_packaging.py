@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import slimguard
-from slimguard.compat.modules import INSTALL_TENSORFLOW
+from slimguard.compat.repairs import INSTALL_TENSORFLOW
 
 try:
     from importlib import metadata

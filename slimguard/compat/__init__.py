@@ -13,10 +13,8 @@ Example::
 
 The files:
 
-    table.py        the names that tf-slim uses and some TensorFlow lacks
-    repairs.py      revive(): puts them back; import_slim(): which TF-Slim there is
+    repairs.py      revive(): puts back what tf-slim needs; import_slim(): which TF-Slim there is
     inventory.py    report(): what is installed, put back and missing
-    modules.py      looks modules and names up
     tf_private.py   every private name of TensorFlow that slimguard takes, and why
     tf_callers.py   the same for variables that are read from the frames of TensorFlow's functions
 

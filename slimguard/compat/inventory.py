@@ -6,11 +6,13 @@ import platform
 import sys
 from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
-from slimguard.compat.modules import INSTALL_TENSORFLOW, find_spec, import_or_none
 from slimguard.compat.repairs import (
+    INSTALL_TENSORFLOW,
     NO_SLIM,
     Missing,
     Repair,
+    find_spec,
+    import_or_none,
     layers_remedy,
     missing_slim,
     put_back_rows,
@@ -80,7 +82,7 @@ def _missing_packages() -> List[Missing]:
 
 def _missing_layers() -> List[Missing]:
     """The repairs that wait for a Keras to be installed."""
-    names = [row.full_name for row in put_back_rows() if source_of(row) is None]
+    names = [row.full_name for row in put_back_rows if source_of(row) is None]
     why = 'slim.batch_norm is made of the v1 layers of Keras 2, which are not installed'
     return [Missing(name, why, layers_remedy()) for name in names]
 

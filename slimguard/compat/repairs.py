@@ -1,23 +1,78 @@
 """Puts back the names that tf-slim uses and the installed TensorFlow lacks; imports TF-Slim."""
 
 import importlib
+import importlib.util
 import os
 import sys
 import types
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
-from slimguard.compat.modules import (
-    INSTALL_TENSORFLOW,
-    find_spec,
-    has_contrib,
-    import_or_none,
-    is_on_disk,
-    public,
-    tensorflow_version,
+# What the extra "tf" installs, for users without a checkout of slimguard.
+INSTALL_TENSORFLOW = 'pip install "tensorflow>=2.12"'
+if sys.version_info >= (3, 9):
+    INSTALL_TENSORFLOW += ' tf-keras'
+elif sys.version_info < (3, 8):
+    INSTALL_TENSORFLOW = 'pip install "tensorflow==1.15.*" "protobuf<3.21" "numpy<1.19"'
+
+
+class Row(NamedTuple):
+    """A name that tf-slim uses and some TensorFlow lacks."""
+
+    module: str  # where tf-slim looks for it
+    name: str
+    # TensorFlow's public name; or Keras modules: the first installed one counts.
+    home: Union[str, Tuple[str, ...]]
+
+    @property
+    def full_name(self) -> str:
+        return self.module + '.' + self.name
+
+
+# The v1 layers belong to Keras 2: the package tf-keras, and up to TensorFlow 2.15 also keras.
+_NORMALIZATION = (
+    'tf_keras.src.legacy_tf_layers.normalization',
+    'keras.src.legacy_tf_layers.normalization',
 )
-from slimguard.compat.table import LAYERS, TABLE, Row
 
-_put_back_rows: List[Row] = []
+
+LAYERS = (
+    'tf_keras.api._v1.keras.__internal__.legacy.layers',
+    'keras.api._v1.keras.__internal__.legacy.layers',
+)
+
+
+# The module and name of an enumeration that scripts take from tf.estimator. Since tf.estimator left
+# TensorFlow, in 2.16, it has no public name; this private one is there from 1.15 to 2.21.
+MODE_KEYS = 'tensorflow.python.saved_model.model_utils.mode_keys:EstimatorModeKeys'
+
+
+_CONTROL = 'tensorflow.python.ops.control_flow_ops'
+_SCOPE = 'tensorflow.python.ops.variable_scope'
+
+# The first two columns are the private name, the last one is the public name of the same thing.
+TABLE = (
+    # tf-slim 1.0 and 1.1 look where TensorFlow 1.15 has the names; 2.13 and later have moved them.
+    Row('tensorflow.python.framework.ops', 'IndexedSlices', 'tf.IndexedSlices'),
+    Row('tensorflow.python.framework.ops', 'Tensor', 'tf.Tensor'),
+    Row('tensorflow.python.layers.normalization', 'BatchNormalization', _NORMALIZATION),
+    Row('tensorflow.python.layers.normalization', 'batch_normalization', _NORMALIZATION),
+    Row('tensorflow.python.ops.array_ops', 'stack', 'tf.stack'),
+    Row('tensorflow.python.ops.array_ops', 'unstack', 'tf.unstack'),
+    Row(_CONTROL, 'Assert', 'tf.compat.v1.Assert'),
+    Row(_CONTROL, 'case', 'tf.compat.v1.case'),
+    Row(_CONTROL, 'cond', 'tf.compat.v1.cond'),
+    Row(_CONTROL, 'while_loop', 'tf.compat.v1.while_loop'),
+    Row(_SCOPE, 'disable_resource_variables', 'tf.compat.v1.disable_resource_variables'),
+    Row(_SCOPE, 'enable_resource_variables', 'tf.compat.v1.enable_resource_variables'),
+    Row(_SCOPE, 'resource_variables_enabled', 'tf.compat.v1.resource_variables_enabled'),
+    Row(_SCOPE, 'variable', 'tf.compat.v1.Variable'),
+    Row('tensorflow.python.ops.variables', 'VariableV1', 'tf.compat.v1.Variable'),
+    # TensorFlow 2.16 and later look for tf.compat.v1.layers in Keras 3, which has none.
+    Row('tensorflow.compat.v1', 'layers', LAYERS),
+)
+
+# The rows that were put back in this process so far.
+put_back_rows: List[Row] = []
 
 
 class Repair(NamedTuple):
@@ -56,8 +111,8 @@ def revive() -> Tuple[Repair, ...]:
     stop_watching()
     for row in missing_rows():
         if _put_back(row):
-            _put_back_rows.append(row)
-    sources = ((row.full_name, source_of(row)) for row in _put_back_rows)
+            put_back_rows.append(row)
+    sources = ((row.full_name, source_of(row)) for row in put_back_rows)
     return tuple(Repair(name, source) for name, source in sources if source)
 
 
@@ -86,11 +141,6 @@ class SlimWatcher:
 def stop_watching() -> None:
     """Removes the watcher."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SlimWatcher)]
-
-
-def put_back_rows() -> Tuple[Row, ...]:
-    """The rows of the table that were put back in this process so far."""
-    return tuple(_put_back_rows)
 
 
 def missing_rows() -> List[Row]:
@@ -165,20 +215,16 @@ class KerasLayers(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith('__'):  # inspect, doctest and warnings ask every module for these
             raise AttributeError(name)
-        return getattr(_import_layers(self._homes), name)
-
-
-def _import_layers(homes: Iterable[str]) -> types.ModuleType:
-    cause = None
-    for home in homes:
-        try:
-            return importlib.import_module(home)
-        except ImportError as error:
-            cause = cause or error
-    raise ImportError(
-        'tf-slim needs the v1 layers of Keras 2, for slim.batch_norm above all, and TensorFlow {} '
-        'does not have them: {}'.format(tensorflow_version(), layers_remedy())
-    ) from cause
+        cause = None
+        for home in self._homes:
+            try:
+                return getattr(importlib.import_module(home), name)
+            except ImportError as error:
+                cause = cause or error
+        raise ImportError(
+            'tf-slim needs the v1 layers of Keras 2, for slim.batch_norm above all, and TensorFlow '
+            '{} does not have them: {}'.format(tensorflow_version(), layers_remedy())
+        ) from cause
 
 
 def layers_remedy() -> str:
@@ -219,7 +265,7 @@ def _slim_name() -> Optional[str]:
     """The module that is TF-Slim here."""
     if find_spec('tf_slim'):
         return 'tf_slim'
-    return 'tensorflow.contrib.slim' if has_contrib() else None
+    return 'tensorflow.contrib.slim' if tensorflow_version().startswith('1.') else None
 
 
 def missing_slim() -> Optional[Missing]:
@@ -234,3 +280,44 @@ def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:
     no public names, and a call of slim's functions with all arguments needs them.
     """
     return learning._USE_GLOBAL_STEP, learning._USE_DEFAULT
+
+
+# Modules and names by their full names; no more is imported than necessary.
+
+
+def find_spec(package: str) -> Any:
+    """The spec of a top-level package; None if there is none, or if its import is forbidden."""
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+
+
+def is_on_disk(name: str) -> bool:
+    """Whether a module's file is there; unlike ``find_spec``, imports none of its parents."""
+    package, _, rest = name.partition('.')
+    spec = find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    paths = [os.path.join(place, *rest.split('.')) for place in places or ()]
+    return any(os.path.isdir(path) or os.path.isfile(path + '.py') for path in paths)
+
+
+def import_or_none(name: str) -> Optional[types.ModuleType]:
+    """Imports a module; None if it cannot be imported."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def public(home: str) -> Any:
+    """The value of a public name of TensorFlow's, such as ``tf.compat.v1.cond``; None if gone."""
+    value = importlib.import_module('tensorflow')
+    for name in home.split('.')[1:]:
+        value = getattr(value, name, None)
+    return value
+
+
+def tensorflow_version() -> str:
+    """The version of TensorFlow; imports TensorFlow."""
+    return importlib.import_module('tensorflow').__version__

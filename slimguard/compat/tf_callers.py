@@ -4,6 +4,7 @@ Variables and arguments of TensorFlow's functions are private names as well. Eac
 TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
 """
 
+import itertools
 import sys
 from types import CodeType, FrameType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
@@ -58,6 +59,18 @@ def runs_a_session(thread: int) -> bool:
         if is_of_sessions(frame.f_code):
             return True
         frame = frame.f_back
+    return False
+
+
+def checks_numerics() -> bool:
+    """Whether `tf.add_check_numerics_ops` makes the call that our caller replaces.
+
+    It makes it with no argument that would tell, and has several public names, which user code may
+    have imported.
+    """
+    for frame in itertools.islice(callers(), 3):
+        if _is_of_tensorflow(frame, 'add_check_numerics_ops'):
+            return True
     return False
 
 

@@ -4,7 +4,7 @@ Each was seen in TensorFlow 1.15.5 and in 2.21.0, under the same name and with t
 where the two differ, the function says so. When a new TensorFlow breaks one, this is the place.
 
 Variables and arguments of TensorFlow's own functions are private names as well: tf_callers.py reads
-them. table.py has the names that tf-slim needs.
+them. repairs.py has the names that tf-slim needs.
 """
 
 import contextlib

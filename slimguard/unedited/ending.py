@@ -8,7 +8,9 @@ from typing import Any, Callable, Dict, Optional, Sequence, Set
 import numpy as np
 import tensorflow as tf
 
+from slimguard.incidents.fallback_chain import skipped_in_words
 from slimguard.incidents.incident import Incident, report_hint
+from slimguard.incidents.policies import Skip
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.system.log import log
@@ -26,6 +28,9 @@ class Account:
       train_ops: the names of the train ops that ran guarded, and how often each did.
       refused: by name, the train ops that cannot be guarded, and why not.
       actions: the actions on incidents, and how often each was taken.
+      steps: how many guarded runs there were.
+      skipped: in how many of them a batch was skipped.
+      why_skipped: the cause of the last that was diagnosed.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions are not known to train.
@@ -40,8 +45,6 @@ class Account:
       saved_at_signal: the checkpoint that was saved at SIGTERM or Ctrl-C, in words; '' if none
         came.
       has_names_of_1: whether the script runs with the names and graphs of TensorFlow 1.
-      children: how many processes this one has forked or spawned; each of them is guarded, and has
-        a last line of its own.
       before_first: called before the first step, the first run that only writes, or the first
         refused train op is noted.
     """
@@ -50,6 +53,8 @@ class Account:
         self.train_ops: Dict[str, int] = {}
         self.refused: Dict[str, str] = {}
         self.actions: Dict[str, int] = {}
+        self.steps = self.skipped = 0
+        self.why_skipped = ''
         self.learning_rate: Optional[float] = None
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
@@ -62,7 +67,6 @@ class Account:
         self.error: Optional[BaseException] = None
         self.saved_at_signal = ''
         self.has_names_of_1 = False
-        self.children = 0
         self.before_first: Callable[[], object] = lambda: None
         self._without_loss: Set[str] = set()  # train ops whose loss was said to be unknown
 
@@ -90,10 +94,6 @@ class Account:
         if not self.has_trained:
             self.before_first()
 
-    def note_child(self) -> None:
-        """Notes a process that is guarded as this one is."""
-        self.children += 1
-
     @property
     def has_trained(self) -> bool:
         """Whether any run is known to have trained, or written like that, guarded or not."""
@@ -102,6 +102,7 @@ class Account:
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
         self._note_first()
+        self.steps += 1
         if self.since_nan is not None:
             self.since_nan += 1
         self.writing_runs += not train_ops
@@ -118,11 +119,16 @@ class Account:
         """The number of incidents on which a policy acted."""
         return sum(self.actions.values())
 
-    def note_incident(self, incident: Incident, logdir: Optional[str]) -> None:
-        """Notes an incident that was acted on, and the logdir with its record, if it has one."""
-        action = str(incident.action)
-        self.actions[action] = self.actions.get(action, 0) + 1
-        self.learning_rate = incident.learning_rate or self.learning_rate
+    def note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
+        """Notes the incidents of one batch, and the logdir with their record, if it has one."""
+        last = incidents[-1]
+        if last.action == Skip.action:
+            self.skipped += 1
+            self.why_skipped = self.why_skipped if last.diagnosis is None else last.cause
+        for incident in incidents:
+            action = str(incident.action)
+            self.actions[action] = self.actions.get(action, 0) + 1
+            self.learning_rate = incident.learning_rate or self.learning_rate
         if logdir is not None:
             self.logdirs[logdir] = None
 
@@ -139,6 +145,14 @@ class Account:
         self.refused_saves += 1
         self.not_finite.update(dict.fromkeys(names))
         self.logdirs[logdir] = None
+
+    def log_at_end(self) -> None:
+        """Logs the skipped steps, and a step that was far beyond all before it."""
+        if self.skipped:
+            told = skipped_in_words(self.skipped, self.steps, self.why_skipped)
+            log().warning('%s%s', told, self.see() or '.')
+        if self.jump:
+            log().warning('%s.', self.jump)
 
     def __str__(self) -> str:
         clauses = []
@@ -218,9 +232,7 @@ class Ending:
         stop_signals.last_words.append(self.say)
         stop_signals.note_saved.append(self._seen.note_saved)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
-            os.register_at_fork(
-                after_in_parent=self._seen.note_child, after_in_child=self._become_fork
-            )
+            os.register_at_fork(after_in_child=self._become_fork)
 
     def say(self) -> None:
         """Prints the account on stderr, if that is open."""
@@ -289,8 +301,6 @@ def _why_nothing(seen: Account) -> str:
         hint = _MAY_BE_OF_1 if may_be_of_1 else ''
         return 'the script ended before it ran a session' + hint
     said = covers + ', and this script ran no session'
-    if seen.children:
-        return said + _IN_CHILDREN % _counted(seen.children, 'process', 'processes')
     if tf.executing_eagerly():
         said += ': it enabled eager execution' if seen.has_names_of_1 else _IS_EAGER
     return said + _OTHERS
@@ -298,9 +308,8 @@ def _why_nothing(seen: Account) -> str:
 
 _OTHERS = (
     '. Another process that it started is guarded only if run starts it too, or if it is a fork or '
-    'a child of multiprocessing'
+    'a child of multiprocessing; these have a last line of their own'
 )
-_IN_CHILDREN = ' itself. It started %s, which are guarded and have a last line of their own'
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
 
 
@@ -326,5 +335,5 @@ def _is_nan(value: Any) -> bool:
     return array.dtype.kind == 'f' and bool(np.isnan(array).any())
 
 
-def _counted(number: int, what: str, several: str = '') -> str:
-    return '%d %s' % (number, what if number == 1 else several or what + 's')
+def _counted(number: int, what: str) -> str:
+    return '%d %s' % (number, what if number == 1 else what + 's')

@@ -7,8 +7,7 @@ Everything that the code then builds and trains is guarded:
         train_mobilenet.main()
 """
 
-import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Optional
 
 from slimguard.incidents.policy_language import OnNan, fallbacks_of, require_policy
 from slimguard.incidents.spike import AnySpike
@@ -17,7 +16,6 @@ from slimguard.system.log import log
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
-from slimguard.unedited import replaced_functions
 from slimguard.unedited.patched_sessions import PatchedSessions
 from slimguard.unedited.patches import Patches
 
@@ -113,8 +111,6 @@ class Instrumentation:
     def __init__(self, on_nan: OnNan, settings: TrainingSettings):
         self.on_nan, self.settings = on_nan, settings
         self.fallbacks = None if on_nan is None else fallbacks_of(on_nan)
-        self._replaced = replaced_functions.replacements()
-        _replace_everywhere(self._replaced)
         self._patches = Patches()
         self.sessions = PatchedSessions(on_nan, settings)
         self.sessions.install(self._patches)
@@ -127,7 +123,6 @@ class Instrumentation:
             return
         self.sessions.release()
         self._patches.undo()
-        _replace_everywhere({new: old for old, new in self._replaced.items()})
         _active = None
 
     def __enter__(self) -> 'Instrumentation':
@@ -135,29 +130,3 @@ class Instrumentation:
 
     def __exit__(self, *_) -> None:
         self.uninstrument()
-
-
-def loaded_modules() -> List[Tuple[str, Any]]:
-    """A copy of all loaded modules, by name: running code imports more."""
-    return list(sys.modules.items())
-
-
-def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
-    """Replaces functions in every module that has them: where defined, and where imported.
-
-    slimguard's own modules keep the originals, which they call.
-
-    Args:
-      replacements: by function, its replacement. One walk looks for all of them, by identity: there
-        are thousands of modules, and their contents need not be hashable.
-    """
-    by_id = {id(old): new for old, new in replacements.items()}
-    for name, module in loaded_modules():
-        if name.partition('.')[0] == 'slimguard':
-            continue
-        names = getattr(module, '__dict__', {})
-        if by_id.keys().isdisjoint(map(id, list(names.values()))):
-            continue  # nearly all of them, told in C
-        for attribute, value in list(names.items()):
-            if id(value) in by_id:
-                setattr(module, attribute, by_id[id(value)])

@@ -1,7 +1,12 @@
 """What the optimizers of a script make: the updates, and the losses that they are made from.
 
 A graph tells its updates by the kernels that optimizers run. An optimizer of the script's own may
-have none, and only computes with ``assign``; and no graph tells its losses.
+have none, and only computes with ``assign``; a script may write ``w.assign_sub(rate * gradient)``
+itself; and no graph tells its losses.
+
+Of what a `tf.GradientTape` makes, or what is made inside a function, it is not known that it is a
+gradient: such an update is guarded as whatever else a script computes
+(:mod:`slimguard.unedited.own_updates`).
 """
 
 from typing import Any, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -14,6 +19,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.reading.losses import mean_of
 from slimguard.gate.written_beside import is_drawn
 from slimguard.graph import TrainOp, key, op_of
+from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.sessions import Inside
 from slimguard.system import texts
 from slimguard.unedited.patches import Patches, kept_on
@@ -96,14 +102,27 @@ class OptimizerNotes:
         """What `apply_gradients` returned, in order."""
         return kept_on(graph, 'updates', list)
 
-    def not_of_optimizers(
-        self, graph: tf.Graph, writes: Sequence[tf.Operation]
-    ) -> List[tf.Operation]:
-        """The writes among `writes` that belong to no optimizer's update."""
-        if not writes:
-            return []
+    def writes_of_gradients(self, graph: tf.Graph) -> List[tf.Operation]:
+        """The ops that write values computed from a gradient, in the order they were made.
+
+        This includes gradients that are summed up in a run of their own, and the writes of an
+        optimizer.
+        """
+        waiting: List[tf.Operation] = list(kept_on(graph, 'gradients', list))
+        seen = set(waiting)
+        while waiting:
+            takers = {taker for output in waiting.pop().outputs for taker in _takers(output)}
+            waiting += takers - seen
+            seen |= takers
+        writes = graphs.Writes(graph)
+        found = [op for op in seen if not op.name.startswith(graphs.OURS) and writes.variables(op)]
+        return sorted(found, key=tf_private.number_of)
+
+    def written_by_hand(self, graph: tf.Graph) -> List[tf.Operation]:
+        """Those of `writes_of_gradients` that belong to no optimizer's update."""
         theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))
-        return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
+        found = self.writes_of_gradients(graph)
+        return [op for op in found if op not in theirs and not graphs.is_apply(op)]
 
     def has_functions(self, graph: tf.Graph) -> bool:
         """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""
@@ -114,25 +133,32 @@ class OptimizerNotes:
         with self._inside:
             computed = original(optimizer, *args, **kwargs)
         if not self._inside:
-            self._note_loss(args[0] if args else kwargs.get('loss'), computed)
+            self._note([args[0] if args else kwargs.get('loss')], computed)
         return computed
 
     def _gradients(self, original, ys, xs, grad_ys=None, *args, **kwargs):
         with self._inside:
             computed = original(ys, xs, grad_ys, *args, **kwargs)
-        # If it begins with a gradient, it continues from one that was computed before.
-        if not self._inside and not any(each is not None for each in _flat(grad_ys)):
-            for loss in _flat(ys):
-                self._note_loss(_unscaled(loss), list(zip(computed, _flat(xs))))
+        if not self._inside:
+            # If it begins with a gradient, it continues from one that was computed before.
+            continues = any(each is not None for each in _flat(grad_ys))
+            losses = [] if continues else list(map(_unscaled, _flat(ys)))
+            self._note(losses, list(zip(computed, _flat(xs))))
         return computed
 
-    def _note_loss(self, loss, computed) -> None:
-        if not isinstance(loss, tf.Tensor) or tf.executing_eagerly():
+    def _note(self, losses: Sequence[Any], computed: Sequence[Tuple[Any, Any]]) -> None:
+        """Notes gradients, each with the variable it is taken by, and the losses they are of."""
+        if tf.executing_eagerly():
             return
-        if loss.dtype.base_dtype.is_floating and _outermost(loss.graph) is loss.graph:
-            known = [(gradient.op, by) for gradient, by in computed if gradient is not None]
-            by = frozenset(_variable_of(each) for _, each in known)
-            self.losses(loss.graph).append(Differentiated(loss, [op for op, _ in known], by))
+        known = [(gradient.op, by) for gradient, by in computed if gradient is not None]
+        gradients, by = [op for op, _ in known], frozenset(_variable_of(each) for _, each in known)
+        if gradients:
+            kept_on(gradients[0].graph, 'gradients', list).extend(gradients)
+        for loss in losses:
+            if not isinstance(loss, tf.Tensor) or _outermost(loss.graph) is not loss.graph:
+                continue
+            if loss.dtype.base_dtype.is_floating:
+                self.losses(loss.graph).append(Differentiated(loss, gradients, by))
 
     def _apply_gradients(self, original, optimizer, *args, **kwargs):
         made = original(optimizer, *args, **kwargs)
@@ -148,6 +174,19 @@ class OptimizerNotes:
                 self.updates(graph).append(update)
             else:
                 kept_on(graph, 'functions', list).append(update.name)
+
+
+def _data_of(op: tf.Operation) -> Sequence[tf.Tensor]:
+    """An op's inputs, but not the condition of a Switch, which is part of no value."""
+    return op.inputs[:1] if op.type in SWITCHES else op.inputs
+
+
+def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
+    """The ops that compute something from a tensor; of a list, which has other contents, none."""
+    if tensor.dtype in (tf.variant, tf.resource):
+        return []
+    wanted = key(tensor)
+    return [op for op in tensor.consumers() if wanted in map(key, _data_of(op))]
 
 
 def _flat(given: Any) -> List[Any]:

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
-from slimguard.gate.written_beside import MOST_NAMES, guard_writes, is_drawn, writing_among
+from slimguard.gate.written_beside import MOST_NAMES, guard_writes, writing_among
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.single_runs import run_once
 from slimguard.system import texts
@@ -63,10 +63,10 @@ class OwnUpdates:
     ) -> List[TrainOp]:
         """The fetched elements of a run whose writes need a gate.
 
-        They compute tables, or variables that are not local; or they run update ops, or writes that
-        a guarded train op puts back. Other writes of such a run, such as the number of batches in a
-        sum, or a copy of the batch, are made with them or not at all. Local variables, such as a
-        metric's, are in no checkpoint.
+        If one computes a table, or a variable that is not local, or runs update ops, or writes that
+        a guarded train op puts back, it is all that write. So the others of such a run, such as the
+        number of batches in a sum, or a copy of the batch, are made with it or not at all. Local
+        variables, such as a metric's, are in no checkpoint.
 
         Args:
           elements: the fetched elements, none of which trains.
@@ -74,28 +74,14 @@ class OwnUpdates:
         """
         once = [each for each in each_once(elements) if not _is_ours(each)]
         updates = _Updates(self._graph)
-        others = {id(each) for each in writing_among(once, self._graph, fed)}
+        others = writing_among(once, self._graph, fed)
         if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
             return []  # as most runs that train nothing: one look at all is quickest
         steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
-        computed = [updates.computed(step) for step in steps]
-        writing = [set(updates.writing(step)) for step in steps]
-        held: Set[tf.Operation] = set()
-        if any(map(_is_float, set().union(*computed))):
-            held.update(*(ops for ops, variables in zip(writing, computed) if variables))
-        if held:  # hold all that the run writes, except constants
-            held.update(*(filter(updates.is_given, ops) for ops in writing))
-        held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
-        # What comes after such a write is to come after the gate's, with what it writes itself.
-        before = -1
-        while len(held) != before:
-            before = len(held)
-            held.update(*(ops for ops in writing if not held.isdisjoint(ops)))
-        return [
-            each
-            for each, ops in zip(once, writing)
-            if id(each) in others or not held.isdisjoint(ops)
-        ]
+        if not others and not any(_is_float(v) for step in steps for v in updates.computed(step)):
+            return []
+        known = set(map(id, others))
+        return [e for e, step in zip(once, steps) if id(e) in known or updates.writing(step)]
 
     def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
         """As `guard_writes`.
@@ -183,11 +169,6 @@ class _Updates:
     def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
         """The variables that an op writes, without local ones."""
         return [each for each in self._writes.variables(op) if each not in self._local]
-
-    def is_given(self, write: tf.Operation) -> bool:
-        """Whether the written value depends on anything that may differ between runs."""
-        sources = graphs.ancestors(self._values_of(write), needs=_data_of)
-        return any(op.type in graphs.VARIABLES or is_drawn(op) for op in sources)
 
     def _computes(self, write: tf.Operation) -> bool:
         """Whether the written value is computed, and not only passed on."""

@@ -8,20 +8,20 @@ place, and the policy acts (:mod:`script_session`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.compat import tf_private
+from slimguard import graph as graphs
+from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, gates_of, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
-from slimguard.incidents.fallback_chain import FallbackChain, skipped_in_words
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import Raise, Skip, Stop
+from slimguard.incidents.policies import Raise, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system.log import log
 from slimguard.training.fetch_structures import inner_feeds
@@ -33,7 +33,7 @@ from slimguard.unedited.own_updates import WITH_FIRST, UnguardedUpdateError, wit
 from slimguard.unedited.patches import Patches, kept_already, kept_on
 from slimguard.unedited.script_files import ScriptFiles
 from slimguard.unedited.script_saves import ScriptRestorer
-from slimguard.unedited.script_session import ScriptSession, ScriptWatcher, is_of_incident
+from slimguard.unedited.script_session import ScriptSession, ScriptWatcher
 from slimguard.unedited.script_summaries import ScriptSummaries
 from slimguard.unedited.train_steps import GuardedStep, TrainSteps
 
@@ -53,6 +53,16 @@ _NO_CALLABLE = (
     'a callable runs it, as in the fit of Keras, and not Session.run; build the train op with an '
     'optimizer of tf.compat.v1.train, and run it in a session'
 )
+
+
+def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
+    # `tf.add_check_numerics_ops` lays a check over every float that a graph lists, and returns an
+    # op that waits for all. Some of ours have no value in most runs (a branch that is not taken, a
+    # queue that is filled for an incident only): it would wait for ever.
+    found = original(graph)
+    if tf_callers.checks_numerics():
+        return [op for op in found if not op.name.startswith(graphs.OURS)]
+    return found
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -85,9 +95,6 @@ class PatchedSessions:
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
-        self._inside = OWN_WORK
-        self._steps = self._skipped = 0
-        self._why_skipped = ''
         policies = FallbackChain(on_nan, Raise())
         self._learning_rate, self._first_policy = policies.learning_rate, policies.fallbacks[0]
 
@@ -103,6 +110,7 @@ class PatchedSessions:
         patches.wrap(owner, 'partial_run_setup', self._partial_run_setup)
         patches.wrap(owner, tf_private.MAKE_CALLABLE_FROM_OPTIONS, self._make_from_options)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
+        patches.wrap(tf.Graph, 'get_operations', _operations_of)
         patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 
@@ -110,7 +118,7 @@ class PatchedSessions:
 
     def _open(self, original, session, *args, **kwargs):
         original(session, *args, **kwargs)
-        if self._inside:
+        if OWN_WORK:
             return
         note_opened(session)
         # Other threads, which may run its steps, cannot. If this is the session of a
@@ -119,34 +127,18 @@ class PatchedSessions:
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
-        if self._inside:
+        if OWN_WORK:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
-        fed = self._fed_within(session.graph, feed_dict)
-        step = self._step_with_values(session, fetches, fed)
+        step = self._step_with_values(session, fetches, inner_feeds(session.graph, feed_dict))
         self.seen.runs += step is None
         if step is None or step.is_watched:
             self.seen.own_steps += step is not None
             return original(session, fetches, feed_dict, options, run_metadata)
-        watched = self._watched(session, original, step)
+        watched = self._sessions.get(session) or self._watch(session, original)
         self._signals.enter()
-        run_step = functools.partial(self._run_counted, watched.run_step)
-        incidents = self.seen.incidents
-        values = self._signals.run_step(session, run_step, step, feed_dict, options, run_metadata)
-        if self.seen.incidents != incidents:
-            self.seen.note_fetched(_of_script(values))
-        return values
-
-    def _run_counted(self, run_step, session, step: GuardedStep, *given) -> Any:
-        """Runs a step and counts it before a signal that came meanwhile saves the state."""
-        try:
-            values = run_step(session, step, *given)
-        except Exception as error:
-            if is_of_incident(error):
-                self._count(step)
-            raise
-        self._count(step)
-        return values
+        given = watched.run_step, step, feed_dict, options, run_metadata
+        return self._signals.run_step(session, *given)
 
     def release(self) -> None:
         """Puts signal handlers back; bad steps of sessions that continue print or raise again."""
@@ -154,15 +146,11 @@ class PatchedSessions:
             if not tf_private.is_closed(session):
                 watched.release()
         self._signals.leave()
-        if self._skipped:
-            told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
-            log().warning('%s%s', told, self.seen.see() or '.')
-        if self.seen.jump:
-            log().warning('%s.', self.seen.jump)
+        self.seen.log_at_end()
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         # For a list, TensorFlow's method runs the session's own `run`; otherwise the session below.
-        is_below = feed_list is None and not self._inside
+        is_below = feed_list is None and not OWN_WORK
         step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:
             return original(session, fetches, feed_list, accept_options)
@@ -175,14 +163,14 @@ class PatchedSessions:
         return original(session, fetches, *args, **kwargs)
 
     def _make_from_options(self, original, session, options):
-        if not self._inside:
+        if not OWN_WORK:
             named = [*options.fetch, *options.target]
             for name in self._prepare(session.graph).names_of_updates(named):
                 self.seen.refuse(name, ValueError(_NO_CALLABLE))
         return original(session, options)
 
     def _finalize(self, original, graph):
-        if not graph.finalized and not self._inside:
+        if not graph.finalized and not OWN_WORK:
             self._prepare(graph)
         return original(graph)
 
@@ -214,7 +202,7 @@ class PatchedSessions:
         fed: Sequence[tf.Tensor] = (),
         gives_first: bool = False,
     ) -> Optional[GuardedStep]:
-        with self._lock, self._inside:
+        with self._lock:
             return self._steps_of(session.graph).step_for(fetches, fed, gives_first)
 
     def _step_with_values(
@@ -236,15 +224,8 @@ class PatchedSessions:
             self.seen.refuse(error.name, error)
         return self._step_of(session, fetches, fed, gives_first=True)
 
-    def _fed_within(self, graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
-        """The tensors computed within a step that a run feeds."""
-        if not feed_dict:
-            return ()
-        with self._lock:
-            return inner_feeds(graph, feed_dict)
-
     def _prepare(self, graph: tf.Graph) -> TrainSteps:
-        with self._lock, self._inside:
+        with self._lock:
             return self._steps_of(graph)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
@@ -261,7 +242,7 @@ class PatchedSessions:
         told = (self.seen.refuse, self.seen.say_no_loss)
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
-    def _capture(self, step: GuardedStep, graph: tf.Graph) -> None:
+    def _capture(self, graph: tf.Graph, step: GuardedStep) -> None:
         """Has the drawn values of a step kept, before it runs for the first time."""
         known = kept_on(graph, 'captured', set)
         if not self._settings.capture or known.issuperset(step.gates):
@@ -271,10 +252,8 @@ class PatchedSessions:
                 collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
                 known.add(gate)  # now: another thread that sees it there does not wait
 
-    def _watched(self, session, run: Callable, step: GuardedStep) -> ScriptSession:
-        """A session's `ScriptSession`, which captures bad runs of a step from now on."""
-        self._capture(step, session.graph)
-        with self._lock, self._inside:
+    def _watch(self, session, run: Callable) -> ScriptSession:
+        with self._lock, OWN_WORK:
             found = self._sessions.get(session)
             if found is None:
                 graph = session.graph
@@ -288,32 +267,13 @@ class PatchedSessions:
                     summaries=self._summaries.of(session),
                     makes_sessions=False,
                 )
-                told = self.files, self._note_incidents, self.seen.note_jump
-                watcher = ScriptWatcher(self._on_nan, training, *told)
-                found = self._sessions[session] = ScriptSession(session, run, watcher)
+                watcher = ScriptWatcher(self._on_nan, training, self.files, self.seen)
+                prepare = functools.partial(self._capture, graph)
+                found = self._sessions[session] = ScriptSession(session, run, watcher, prepare)
             return found
 
     def _save_last(self, session) -> None:
         self._sessions[session].training.save(session)
-
-    def _note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
-        last = incidents[-1]  # all of them are of one batch
-        if last.action == Skip.action:
-            self._skipped += 1
-            self._why_skipped = self._why_skipped if last.diagnosis is None else last.cause
-        for incident in incidents:
-            self.seen.note_incident(incident, logdir)
-
-    def _count(self, step: GuardedStep) -> None:
-        self._steps += 1
-        self.seen.note_run(step.names)
-
-
-def _of_script(values: Any) -> Any:
-    """The values of a run, without those fetched for hooks."""
-    if not isinstance(values, dict):
-        return values
-    return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:

@@ -31,16 +31,14 @@ class Patches:
         self._replaced: List[Tuple[Any, str, Any]] = []
 
     def wrap(self, owner: Any, name: str, around: Callable) -> None:
-        """Replaces a method that `owner` itself defines.
+        """Replaces a method of a class.
 
         Args:
-          owner: the class, or a module.
-          name: the method's name. Nothing is done if only a parent class has it.
+          owner: the class.
+          name: the method's name; a parent class that has it keeps its own.
           around: called with the original function and its arguments, `self` among them.
         """
-        original = vars(owner).get(name)
-        if original is None:
-            return
+        original = getattr(owner, name)
 
         @functools.wraps(original)
         def method(*args, **kwargs):
@@ -50,20 +48,22 @@ class Patches:
         self.replace(owner, name, method)
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
-        """Replaces an attribute that a class or module itself defines."""
-        self._replaced.append((owner, name, vars(owner)[name]))
+        """Replaces an attribute of a class or module."""
+        self._replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, new)
 
     def wrap_in_all(self, base: type, name: str, around: Callable) -> None:
-        """Does the same in a class and in all its subclasses, also later ones."""
+        """Does the same in a class and in all its subclasses that define it, also later ones."""
         for owner in _with_subclasses(base):
-            self.wrap(owner, name, around)
+            if name in vars(owner):
+                self.wrap(owner, name, around)
         before = vars(base).get('__init_subclass__')
         inherited = base.__init_subclass__
 
         def wrap_new(cls, **kwargs):
             getattr(inherited, '__func__', lambda cls, **_: None)(cls, **kwargs)
-            self.wrap(cls, name, around)
+            if name in vars(cls):
+                self.wrap(cls, name, around)
 
         self._replaced.append((base, '__init_subclass__', before))
         any_base: Any = base

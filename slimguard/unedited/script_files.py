@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -19,8 +19,9 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checked_save import SavingSession
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.step_turn import prepare_turn
-from slimguard.graph.sessions import Inside
+from slimguard.graph.sessions import OWN_WORK, Inside
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.unedited.ending import Account
 from slimguard.unedited.patches import Patches, kept_already, kept_on
@@ -87,9 +88,11 @@ class ScriptFiles:
         return saved
 
     def _restore(self, original, saver, sess, save_path):
-        original(saver, sess, save_path)
+        is_scripts = bool(save_path) and not (self._inside or OWN_WORK)
+        path = _good_for(save_path) if is_scripts else save_path
+        original(saver, sess, path)
         if save_path is not None and not self._inside:
-            self._note_earlier(saver, sess.graph, files.as_path(save_path, 'save_path'))
+            self._note_earlier(saver, sess.graph, files.as_path(path, 'save_path'))
 
     def _note_earlier(self, saver: tf1.train.Saver, graph: tf.Graph, restored: str) -> None:
         """Notes the checkpoints of an earlier run, up to the one from which the script resumes."""
@@ -137,6 +140,33 @@ def folder_of(graph: tf.Graph) -> Optional[str]:
 
 def _folder_of_checkpoints(graph: tf.Graph) -> Optional[str]:
     return kept_already(graph, 'folder') or kept_already(graph, 'resumed_in')
+
+
+def _good_for(save_path: Any) -> Any:
+    """The checkpoint to restore: the one that is asked for, unless that is the newest and bad.
+
+    If the newest checkpoint of a folder is damaged or not finite, it is the newest that is good,
+    and a log line says so. No file is changed.
+    """
+    path = files.as_path(save_path, 'save_path')
+    folder = os.path.dirname(path)
+    newest = tf1.train.latest_checkpoint(folder)
+    if newest is None or files.as_path(newest) != path:
+        return save_path
+    try:
+        found = checkpoint_reader.inspect(path)
+        if found.is_good:
+            return save_path
+        good = checkpoint_reader.latest_finite_checkpoint(folder)
+    except OSError:  # it cannot be read: the restore will say why
+        return save_path
+    if good is None:
+        log().error('checkpoint %s is %s, and there is none that is good', path, found)
+        return save_path
+    log().warning(
+        'checkpoint %s is %s; resuming from %s, the newest that is good.', path, found, good
+    )
+    return good
 
 
 def _size_of(prefix: str) -> int:

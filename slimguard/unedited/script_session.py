@@ -28,7 +28,7 @@ from slimguard.training.recovery import Recovery
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.training.training import Training
 from slimguard.training.watched_run import Reading
-from slimguard.unedited.ending import after_stop
+from slimguard.unedited.ending import Account, after_stop
 from slimguard.unedited.script_files import ScriptFiles, folder_of
 from slimguard.unedited.train_steps import GuardedStep
 
@@ -77,12 +77,10 @@ class ScriptWatcher(GateWatcher):
       on_nan: what happens after a bad step.
       training: the training, whose evidence may grow.
       script_files: where the script keeps its checkpoints.
-      on_incidents: called with the incidents of one run, and the logdir with their record, or None
-        if another rank keeps it. The policy acted on the last of them.
-      note_jump: as `Histories.note_jump`.
+      seen: the account of the trainings.
 
     Attributes:
-      training: as given.
+      training, seen: as given.
       recorded_in: the logdir with the record; None while there is none.
     """
 
@@ -93,13 +91,10 @@ class ScriptWatcher(GateWatcher):
         on_nan: OnNan,
         training: Training,
         script_files: ScriptFiles,
-        on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
-        note_jump: Callable[[str], None],
+        seen: Account,
     ):
         self._files = script_files
-        self.training = training
-        self._on_incidents = on_incidents
-        self._note_jump = note_jump
+        self.training, self.seen = training, seen
         self.recorded_in: Optional[str] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan, settings=training.settings)
@@ -108,7 +103,7 @@ class ScriptWatcher(GateWatcher):
     def begin(self):
         GateWatcher.begin(self)
         self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
-        self.histories.note_jump = self._note_jump
+        self.histories.note_jump = self.seen.note_jump
 
     def _look_around(self) -> tf_callers.CallingSession:
         # Without a look at the callers: on older Pythons that would keep the script's variables
@@ -156,19 +151,31 @@ class ScriptWatcher(GateWatcher):
             try:
                 GateWatcher.handle(self, run_context, reading, *beside)
             finally:
-                self._on_incidents(self.incidents[-1 - len(beside) :], logdir)
+                self.seen.note_incidents(self.incidents[-1 - len(beside) :], logdir)
 
 
 class ScriptSession:
     """A session of the script, whose steps a `ScriptWatcher` watches.
 
+    Args:
+      session, run: the session, and TensorFlow's own `run` of it.
+      watcher: the watcher.
+      prepare: called with a step before this session runs it for the first time.
+
     Attributes:
       training: does the work of the training besides its steps.
     """
 
-    def __init__(self, session, run: Callable, watcher: ScriptWatcher):
+    def __init__(
+        self,
+        session,
+        run: Callable,
+        watcher: ScriptWatcher,
+        prepare: Callable[[GuardedStep], None],
+    ):
         self._session = _OfTensorFlow(session, run)
         self._watcher = watcher
+        self._prepare = prepare
         self.training = watcher.training
         # If other code has replaced the session's `run`, that code must stay in use.
         is_own = tf_callers.is_method_of_sessions(run)
@@ -180,25 +187,33 @@ class ScriptSession:
         watcher.runs.watch(self._session)
 
     def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
-        """Runs a step behind its gates when it has the turn, and lets the policy act.
+        """Runs a step behind its gates when it has the turn, lets the policy act, and counts it.
 
         Returns:
           The values that the script fetched.
         """
+        known = self._steps.get(step)
+        if known is None:
+            self._prepare(step)
+            asked = self._session, self._runs, [self._watcher], step.args
+            known = self._steps[step] = HookedStep(*asked)
+        incidents, seen = self._watcher.incident_count, self._watcher.seen
         try:
             with OWN_WORK:
                 run = in_turn(self._run_step, session.graph, trains=bool(step.names))
-                return run(step, feed_dict, options, run_metadata)
+                values = run(known, feed_dict, options, run_metadata)
         except Exception as error:
-            if is_of_incident(error) and not is_main_thread():
-                log().warning(_IN_A_THREAD, threading.current_thread().name)
+            if is_of_incident(error):
+                seen.note_run(step.names)
+                if not is_main_thread():
+                    log().warning(_IN_A_THREAD, threading.current_thread().name)
             raise
+        seen.note_run(step.names)
+        if self._watcher.incident_count != incidents:
+            seen.note_fetched(_of_script(values))
+        return values
 
-    def _run_step(self, step: GuardedStep, *given):
-        known = self._steps.get(step)
-        if known is None:
-            asked = self._session, self._runs, [self._watcher], step.args
-            known = self._steps[step] = HookedStep(*asked)
+    def _run_step(self, known: HookedStep, *given):
         (mine, _), is_asked = known.run(*given)
         if is_asked:  # for a loop that continues all the same
             raise stop_error(self._watcher.incidents[-1])
@@ -214,6 +229,13 @@ _IN_A_THREAD = (
     'tf.train.Coordinator does, that thread ends, and the others go on or wait for it. In a '
     'tf.py_func it becomes an UnknownError of the run around it.'
 )
+
+
+def _of_script(values: Any) -> Any:
+    """The values of a run, without those fetched for hooks."""
+    if not isinstance(values, dict):
+        return values
+    return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 class _OfTensorFlow(SessionWrapper):

@@ -63,9 +63,7 @@ class ScriptSummaries:
 
     def install(self, patches: Patches) -> None:
         """Begins to listen."""
-        kinds = tf1.summary.FileWriter.__mro__
-        owner = next(kind for kind in kinds if 'add_summary' in vars(kind))
-        patches.wrap(owner, 'add_summary', self._add)
+        patches.wrap(tf1.summary.FileWriter, 'add_summary', self._add)
 
     def note_run(self, session) -> None:
         """Notes that this thread runs something in a session: its next summaries belong to that."""
@@ -78,7 +76,7 @@ class ScriptSummaries:
 
     def _add(self, original, writer, summary, global_step=None):
         original(writer, summary, global_step)
-        if not isinstance(writer, tf1.summary.FileWriter) or _is_a_rate(summary):
+        if _is_a_rate(summary):
             return
         session = getattr(self._here, 'session', self._last)()
         if session is None or tf_private.is_closed(session):

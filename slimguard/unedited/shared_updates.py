@@ -14,7 +14,6 @@ from slimguard.compat import tf_private
 from slimguard.gate.arguments import is_made_inside
 from slimguard.gate.gate import through_gates
 from slimguard.graph import TrainOp, key, op_of
-from slimguard.unedited.gradient_writes import GradientWrites, join_written_by_hand
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 
 
@@ -24,13 +23,11 @@ class SharedUpdates:
     Args:
       graph: the graph.
       notes: the results of the optimizers.
-      gradient_writes: the hand-written updates.
     """
 
-    def __init__(self, graph: tf.Graph, notes: OptimizerNotes, gradient_writes: GradientWrites):
+    def __init__(self, graph: tf.Graph, notes: OptimizerNotes):
         self._graph = graph
         self._notes = notes
-        self._gradient_writes = gradient_writes
 
     def by_update(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()
@@ -42,16 +39,35 @@ class SharedUpdates:
           fed: the computed tensors of the step that it feeds.
         """
         found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
+        known = set(map(op_of, self._notes.updates(self._graph)))
+        known.update(self._notes.writes_of_gradients(self._graph))
         for element, needed in self._needed_by(elements, fed):
-            updates = self._updates_in(needed)
+            updates = self._updates_in(needed, known)
             if not updates:
                 continue
             apart = [group for group in found if not group[1] & updates]
             shared = [group for group in found if group[1] & updates]
             joined = [each for group in shared for each in group[0]] + [element]
             found = apart + [(joined, updates.union(*(group[1] for group in shared)))]
-        noted = set(map(op_of, self._notes.updates(self._graph)))
-        return join_written_by_hand(found, self._gradient_writes.all() - noted)
+        # A sum of gradients, or a hand-written descent, makes one step in several writes: all of
+        # them are made, or none.
+        by_hand = set(self._notes.written_by_hand(self._graph))
+        joined = [each for group, updates in found if updates <= by_hand for each in group]
+        return [g for g in [joined, *(e for e, updates in found if not updates <= by_hand)] if g]
+
+    def only_sums_before(self, value: tf.Tensor) -> bool:
+        """Whether a value is computed after gradients are added up, in a run that trains nothing.
+
+        A gate would take such a value for a loss, and the sums for a part of the forward pass.
+        """
+        while value.op.type == 'Identity':
+            value = value.op.inputs[0]
+        sums = self._notes.writes_of_gradients(self._graph)
+        found = set(sums).intersection(graphs.ancestors([value.op]))
+        writes = graphs.Writes(self._graph)
+        written = {variable for op in found for variable in writes.variables(op)}
+        trains = any(map(graphs.is_apply, found)) or written & graphs.trainable_in(self._graph)
+        return bool(found) and not trains
 
     def join(
         self,
@@ -112,14 +128,15 @@ class SharedUpdates:
             if op is not None and not graphs.is_enqueue(op):
                 yield element, graphs.ancestors([op], needs)
 
-    def _updates_in(self, needed: Sequence[tf.Operation]) -> Set[tf.Operation]:
-        noted = set(map(op_of, self._notes.updates(self._graph))) | self._gradient_writes.all()
+    def _updates_in(
+        self, needed: Sequence[tf.Operation], known: Set[tf.Operation]
+    ) -> Set[tf.Operation]:
         writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
         return {
             op
             for op in needed
             if graphs.is_apply(op)
-            or op in noted
+            or op in known
             # An If, a While, a call: the update may be in its function.
             or (writes is not None and op in writes and writes.calls(op))
         }

@@ -1,4 +1,4 @@
-"""The names of TensorFlow 1 for scripts that run on TensorFlow 2.
+"""The names of TensorFlow 1, and of the numpy of its time, for scripts that run on TensorFlow 2.
 
 After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
@@ -6,6 +6,9 @@ Libraries go on getting the TensorFlow that is installed, which is left as it is
 that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``.
 
 A script may be installed itself, as a module of a package: all of that package is the script's.
+
+``np.int`` and the other names that numpy has dropped since 1.19 are there again, for the script and
+for the libraries it uses. What the installed numpy has, under whatever name, stays as it is.
 """
 
 import builtins
@@ -15,10 +18,10 @@ import importlib.util
 import os
 import sys
 import types
+import warnings
 from typing import Any, Dict, List, Optional, Tuple
 
 from slimguard import compat
-from slimguard.unedited import numpy1_names
 from slimguard.unedited.tf1_table import (
     MODULES_BEHIND_FUNCTIONS,
     TABLE,
@@ -51,7 +54,10 @@ def install() -> None:
     compat.revive()
     importlib.import_module('tensorflow').compat.v1.disable_v2_behavior()
     builtins.__import__ = _import
-    numpy1_names.install()
+    numpy = importlib.import_module('numpy')
+    _numpys.update(numpys_old_names())
+    for name, meant in _numpys.items():
+        setattr(numpy, name, meant)
 
 
 def uninstall() -> None:
@@ -60,7 +66,11 @@ def uninstall() -> None:
     _scripts_file = ''
     if builtins.__import__ is _import:
         builtins.__import__ = _builtin_import
-    numpy1_names.uninstall()
+    numpy = importlib.import_module('numpy')
+    for name, meant in _numpys.items():
+        if vars(numpy).get(name) is meant:  # the script has not set it since
+            delattr(numpy, name)
+    _numpys.clear()
 
 
 def let_flags_be_redefined() -> None:
@@ -306,3 +316,32 @@ def _installed_as(file: Optional[str]) -> Optional[str]:
         if folder in ('site-packages', 'dist-packages'):
             return os.sep.join(folders[: number + 2])
     return None
+
+
+# Names that numpy has under another name.
+RENAMED = (
+    'Inf=inf Infinity=inf PINF=inf infty=inf NAN=nan NaN=nan bool8=bool_ complex_=complex128 '
+    'float_=float64 string_=bytes_ unicode_=str_ alltrue=all sometrue=any product=prod '
+    'cumproduct=cumprod mat=asmatrix round_=round row_stack=vstack trapz=trapezoid'
+).split()
+# Names of Python's own types.
+_BUILTINS = 'bool complex float int object str'.split()
+
+_numpys: Dict[str, Any] = {}  # what was put back, by name
+
+
+def asscalar(a: Any) -> Any:
+    """As `numpy.asscalar` was."""
+    return a.item()
+
+
+def numpys_old_names() -> Dict[str, Any]:
+    """The names that the installed numpy lacks, and their values."""
+    numpy: Any = importlib.import_module('numpy')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # numpy warns of names that it will have again
+        meant: Dict[str, Any] = {name: getattr(builtins, name) for name in _BUILTINS}
+        meant.update(long=int, unicode=str, NINF=-numpy.inf, asscalar=asscalar)
+        for old, new in (pair.split('=') for pair in RENAMED):
+            meant[old] = getattr(numpy, new, None)
+        return {name: it for name, it in meant.items() if not hasattr(numpy, name)}

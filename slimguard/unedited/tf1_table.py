@@ -3,7 +3,7 @@
 import importlib
 from typing import Dict, Tuple, Union
 
-from slimguard.compat.table import MODE_KEYS
+from slimguard.compat.repairs import MODE_KEYS
 
 # TensorFlow 2 has none; this is our own.
 _OPTIMIZER = 'slimguard.unedited.moving_average_optimizer'

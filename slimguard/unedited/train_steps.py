@@ -35,7 +35,7 @@ from slimguard.gate.guard import gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, op_of, ops
-from slimguard.graph.sessions import note_seen
+from slimguard.graph.sessions import OWN_WORK, note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.training.fetch_structures import (
     RunKinds,
@@ -44,7 +44,6 @@ from slimguard.training.fetch_structures import (
     map_fetches,
     not_fed,
 )
-from slimguard.unedited.gradient_writes import GradientWrites
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
 from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key, ends_of
@@ -143,8 +142,7 @@ class TrainSteps:
         self._on_no_loss = on_no_loss
         self._version = -1  # the graph's version when all its train ops were guarded
         self._known_updates: Set[str] = set()
-        self._gradient_writes = GradientWrites(graph)
-        self._updates = SharedUpdates(graph, notes, self._gradient_writes)
+        self._updates = SharedUpdates(graph, notes)
         self._own_updates = OwnUpdates(graph)
         self._steps = RunKinds()
 
@@ -152,9 +150,14 @@ class TrainSteps:
         """Guards the train ops built since the last call. Call it before every run of a session."""
         if self._graph.version == self._version:
             return
-        new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
+        with OWN_WORK:
+            self._guard_new()
+        self._version = self._graph.version
+
+    def _guard_new(self) -> None:
+        updates = [*self._notes.updates(self._graph), *self._notes.written_by_hand(self._graph)]
+        new = [update for update in updates if update.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
-        new += self._notes.not_of_optimizers(self._graph, self._gradient_writes.new())
         if new:  # slim's are guarded where they are made
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
@@ -164,7 +167,6 @@ class TrainSteps:
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
         note_seen(self._graph)
-        self._version = self._graph.version
 
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
         """Guards ops that were built around new updates, before a session has seen them."""
@@ -196,11 +198,7 @@ class TrainSteps:
           gives_first: whether what it writes and does not train is to be left out: it gives
             variables their first values.
         """
-        knows_all = self._version == self._graph.version
-        step = self._steps.of(self._make_step, fetches, fed, gives_first)
-        if knows_all:  # the ops that this added need no second look
-            self._version = self._graph.version
-        return step
+        return self._steps.of(self._add_step, fetches, fed, gives_first)
 
     def names_of_updates(self, fetches) -> List[str]:
         """The names of the elements of `fetches` that train, or else write, without a gate."""
@@ -208,6 +206,14 @@ class TrainSteps:
         together = [each for group in self._updates.by_update(elements) for each in group]
         together = together or self._own_updates.among(elements)
         return [name_of(each) for each in together if gates.gate_of(each) is None]
+
+    def _add_step(self, *asked) -> Optional[GuardedStep]:
+        knows_all = self._version == self._graph.version
+        with OWN_WORK:
+            step = self._make_step(*asked)
+        if knows_all:  # the ops that this added need no second look
+            self._version = self._graph.version
+        return step
 
     def _make_step(
         self, fetches, fed: Sequence[tf.Tensor], gives_first: bool
@@ -318,10 +324,8 @@ class TrainSteps:
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
-        is_sum = isinstance(train_op, tf.Tensor) and self._gradient_writes.only_sums_before(
-            train_op
-        )
-        if fed or is_sum:
+        is_value = isinstance(train_op, tf.Tensor)
+        if fed or (is_value and self._updates.only_sums_before(train_op)):
             train_op = _group(map(op_of, elements), self._graph)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op whose value was not asked for at that time

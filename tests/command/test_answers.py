@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slimguard
-from slimguard.compat.modules import INSTALL_TENSORFLOW
+from slimguard.compat.repairs import INSTALL_TENSORFLOW
 from slimguard.incidents import advice, record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.checkpoints import write

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from slimguard.compat import modules, repairs, table
-from slimguard.compat.modules import INSTALL_TENSORFLOW
+from slimguard.compat import repairs
+from slimguard.compat.repairs import INSTALL_TENSORFLOW
 from tests.helpers.children import ROOT, forked_python, python
 
 VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
@@ -94,10 +94,10 @@ def test_the_missing_names_are_put_back_and_none_that_is_there(slim_folder):
     run_beside_tensorflow(
         """
         from tests.compat import test_compat
-        from slimguard.compat import table
+        from slimguard.compat import repairs
 
         missing = {n for n in test_compat.used_names(%r) if not test_compat.is_there(n)}
-        rows = [row.full_name for row in table.TABLE if isinstance(row.home, str)]
+        rows = [row.full_name for row in repairs.TABLE if isinstance(row.home, str)]
         there = set(filter(test_compat.is_there, rows))
         put_back = {repair.name for repair in test_compat.compat.revive()}
         assert missing <= put_back and put_back.isdisjoint(there)
@@ -112,14 +112,14 @@ def test_nothing_that_tensorflow_has_is_replaced():
         import tensorflow
         import tensorflow.compat.v1
         from slimguard import compat
-        from slimguard.compat import modules, table
+        from slimguard.compat import repairs
 
         def names():
             loaded = [(key, m) for key, m in sys.modules.items() if key.startswith('tensorflow')]
             return {(key, n): v for key, m in loaded for n, v in list(vars(m).items())}
 
-        for row in table.TABLE:  # revive() imports these modules, if they are not yet
-            modules.import_or_none(row.module)
+        for row in repairs.TABLE:  # revive() imports these modules, if they are not yet
+            repairs.import_or_none(row.module)
         before = names()
         compat.revive()
         after = names()
@@ -131,22 +131,22 @@ def test_nothing_that_tensorflow_has_is_replaced():
     )
 
 
-@pytest.mark.parametrize('row', table.TABLE, ids=lambda row: row.full_name)
+@pytest.mark.parametrize('row', repairs.TABLE, ids=lambda row: row.full_name)
 def test_a_row_of_the_table_names_what_tensorflow_has_there_or_had(row, slim):
     """Where this TensorFlow still has the name, it must be the very thing that the row gives."""
-    module = modules.import_or_none(row.module)
+    module = repairs.import_or_none(row.module)
     if isinstance(row.home, str):
-        assert modules.public(row.home) is not None
-        assert getattr(module, row.name, modules.public(row.home)) is modules.public(row.home)
+        assert repairs.public(row.home) is not None
+        assert getattr(module, row.name, repairs.public(row.home)) is repairs.public(row.home)
     elif VERSION >= (2, 13):  # up to 2.12 they are where TensorFlow itself looks
         assert repairs.source_of(row)
 
 
 def test_reviving_twice_is_reviving_once(slim):
-    repairs = compat.revive()
-    values = [is_there(repair.name) for repair in repairs]
-    assert compat.revive() == repairs
-    assert len(set(repairs)) == len(repairs)
+    made = compat.revive()
+    values = [is_there(repair.name) for repair in made]
+    assert compat.revive() == made
+    assert len(set(made)) == len(made)
     assert all(values)
 
 

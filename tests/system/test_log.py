@@ -60,7 +60,7 @@ def test_users_silence_and_redirect_them_and_leave_tensorflows_alone(ours):
 
 
 def test_quiet_logs_errors_and_what_is_saved_until_the_script_has_ended(ours):
-    from slimguard.unedited.run_options import quieted
+    from slimguard.unedited.run import quieted
 
     made = parser.make('1')
     assert made.all.parse_args(['run', '--quiet']).quiet

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.unedited import numpy1_names
+from slimguard.unedited import tf1_names
 from tests.helpers.children import ROOT, forked_python
 
 SCRIPT = ROOT / 'tests' / 'data' / 'scripts' / 'numpy_names.py'
@@ -40,13 +40,13 @@ def test_a_script_finds_them_and_then_numpy_is_as_it_was(tmp_path):
 
 
 def test_they_mean_what_they_meant():
-    dropped = numpy1_names._dropped()
+    dropped = tf1_names.numpys_old_names()
     assert set(dropped).isdisjoint(dir(np))
     assert None not in dropped.values()
     if not NATIVE:
         assert dropped['int'] is int
         return
-    for old, new in (pair.split('=') for pair in numpy1_names._RENAMED):
+    for old, new in (pair.split('=') for pair in tf1_names.RENAMED):
         if old == 'trapz':
             continue  # whose new name is newer than this numpy
         was, now = getattr(np, old), getattr(np, new)
@@ -54,4 +54,4 @@ def test_they_mean_what_they_meant():
             assert np.array_equal(was([[0.5, 2.0]]), now([[0.5, 2.0]])), old
         else:
             assert was is now or was == now or np.isnan(was) and np.isnan(now), old
-    assert np.asscalar(np.ones(1)) == numpy1_names._asscalar(np.ones(1)) == 1
+    assert np.asscalar(np.ones(1)) == tf1_names.asscalar(np.ones(1)) == 1

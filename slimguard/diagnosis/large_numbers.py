@@ -78,6 +78,6 @@ def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
         weights = measured.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
         if weights is not None:
             variable = graphs.variable_read(op.outputs[0])
-            if variable is not None:
+            if variable is not None and measured.is_trained(op, variable):
                 found = max(found, (weights.largest, variable.name))
     return found

@@ -186,6 +186,10 @@ class MeasuredStep:
                 written.update(writes.variables(op))
         return written
 
+    def is_trained(self, read: tf.Operation, variable: tf.Operation) -> bool:
+        """Whether a variable read is a weight: not a counter, a moving average, or a data set."""
+        return variable in self._written and self.phase_of(read) == 'forward'
+
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]
 

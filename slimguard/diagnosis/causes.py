@@ -116,6 +116,7 @@ def explain(culprit: Culprit) -> Cause:
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'
+    given = 'what is no number' if all(x is None for x in culprit.inputs) else given
     return Cause('%s made %s from %s' % (culprit.op_type, what, given), is_known=False)
 
 

@@ -147,17 +147,23 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
 
 
 def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
-    """Names the optimizer's scalar that is bad, if neither batch nor weights made it bad."""
+    """Names the optimizer's scalar that is bad, unless batch or weights made it bad."""
     names = [label.name for label in labels if label.kind == 'value']
     others = ('gradient of ', 'update of ', 'loss ')
     scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
-    # A variable that holds such a scalar is set by the script.
-    is_own = found.phase == 'variable' and len(scalars) == len(names)
-    if not scalars or not (is_own or found.kind == policies.COMES_AGAIN):
+    if not scalars:
         return found
-    found = found._replace(kind=policies.COMES_AGAIN)
+    kind, is_alone = found.kind, len(scalars) == len(names)
+    if is_alone and found.phase == 'input' and not found.bad_rows and found.output is not None:
+        # Fed, or returned by Python. It is no data, and the next one may be finite.
+        what = 'NaN' if found.output.nan else 'Inf'
+        found, kind = found._replace(phase='update', trouble='it was given as ' + what), ''
+    elif is_alone and found.phase == 'variable':  # which the script sets
+        kind = policies.COMES_AGAIN
+    elif kind != policies.COMES_AGAIN and (kind or not is_alone):
+        return found
     trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
-    return found._replace(trouble=trouble)
+    return found._replace(trouble=trouble, kind=kind)
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:

@@ -136,8 +136,11 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause, far: s
       far: what `outlier` says.
     """
     made_of = measured.made_of(tensor)
+    if not made_of.floats and not made_of.draws:
+        # A counter that another run writes may have changed before the next step.
+        return policies.COMES_AGAIN if made_of.is_own else ''
     if not made_of.floats:
-        return policies.BATCH if made_of.draws else policies.COMES_AGAIN
+        return policies.BATCH
     if measured.has_exploded:
         return policies.EXPLOSION
     overflow = policies.EXPLOSION if cause.is_overflow else ''
@@ -288,7 +291,7 @@ def _explain_computed(
     inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
     trouble = '%s returned %s from finite inputs' % (told.op_type, _what(told.output))
     if is_collective(told.op_type or ''):
-        trouble += ': it is another process whose values are not finite'
+        trouble += ': those of another process are not, or the sum of all overflowed'
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     phase = measured.phase_of(given[0].op) if given else 'forward'

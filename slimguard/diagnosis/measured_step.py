@@ -100,7 +100,9 @@ class MeasuredStep:
         for op in self.step.ops:
             weights = self.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
             variable = None if weights is None else graphs.variable_read(op.outputs[0])
-            if weights is not None and variable is not None:
+            if weights is None or variable is None:
+                continue
+            if self.is_trained(op, variable):
                 largest, name = max((largest, name), (weights.largest, variable.name))
         if largest < LARGE_WEIGHT:
             return ''
@@ -205,6 +207,10 @@ class MeasuredStep:
             if not (op.type in _ASSIGNS and all(map(_is_copy, values))):
                 written.update(writes.variables(op))
         return written
+
+    def is_trained(self, read: tf.Operation, variable: tf.Operation) -> bool:
+        """Whether a variable read is a weight: not a counter, a moving average, or a data set."""
+        return variable in self._written and self.phase_of(read) == 'forward'
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]

@@ -141,9 +141,16 @@ def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.nd
 
 
 def _surge(values: np.ndarray, at: int) -> float:
-    """How many steps after `at` finite values are far above the values before it."""
+    """How many steps after `at` finite values began to be far above the values before it.
+
+    Inf if they never did, or if most of those after that are not: then they have come back.
+    """
     before = values[:at][np.isfinite(values[:at])]
     if not before.size:
         return math.inf
-    later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
-    return int(np.argmax(later)) if later.any() else math.inf
+    known = np.flatnonzero(np.isfinite(values[at:]))
+    is_far = values[at:][known] > _SURGE * np.median(np.abs(before))
+    if not is_far.any():
+        return math.inf
+    first = int(np.argmax(is_far))
+    return int(known[first]) if np.mean(is_far[first:]) > 0.5 else math.inf

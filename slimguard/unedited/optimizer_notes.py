@@ -93,10 +93,21 @@ class OptimizerNotes:
             if not graphs.is_seen_from(loss, op_of(train_op)):
                 return losses, '%s is made inside of a loop or branch' % loss.op.name
             # An update may need less than the value of its loss does: it may do without a
-            # placeholder, or a batch.
+            # placeholder, a batch, or a write that the loss waits for.
             if not _inputs_of(loss, fed) <= needed:
                 return losses, '%s needs an input that the update does without' % loss.op.name
         return losses, ''
+
+    def losses_that_write(self, train_op: TrainOp) -> List[tf.Tensor]:
+        """The losses that wait for writes which a run of the train op alone does not make."""
+        needed = set(graphs.ancestors([op_of(train_op)]))
+        writes = graphs.Writes(train_op.graph)
+        losses, why_unknown = self._losses_of(train_op, ())
+        return [
+            loss
+            for loss in losses
+            if why_unknown and any(op in writes for op in _inputs_of(loss, ()) - needed)
+        ]
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
         """What `apply_gradients` returned, in order."""
@@ -213,9 +224,12 @@ def _variable_of(given: Any) -> Any:
 
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
-    """The placeholders, and the ops that draw batches or random numbers, behind a tensor."""
+    """The placeholders, and the ops that write, or draw batches or random numbers, behind it."""
     needed = graphs.ancestors_beyond(fed, [tensor.op])
-    return {op for op in needed if is_drawn(op) and op.type not in graphs.VARIABLES}
+    writes = graphs.Writes(tensor.graph)
+    return {
+        op for op in needed if op in writes or (is_drawn(op) and op.type not in graphs.VARIABLES)
+    }
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:

@@ -176,6 +176,9 @@ class TrainSteps:
                     continue  # the op that runs the loop or branch gets the guard
                 try:
                     self._guard([end], ())
+                    # A script may fetch these beside it, and their writes are then put back.
+                    for loss in self._notes.losses_that_write(end):
+                        self._guard([end, loss], ())
                 except gates.NoLearningRateError:
                     raise
                 except (ValueError, TypeError):

@@ -378,6 +378,43 @@ def a_rate_of_the_batch():
     return rate_of(lambda step, x: x[0, 0], lambda x: 0.01 * x * tf.math.rsqrt(x))
 
 
+def a_rate_that_is_fed():
+    x, rate = placeholder('x'), placeholder('rate', [])
+    loss = regression(tf.matmul(x, weights()))
+    optimizer = tf1.train.GradientDescentOptimizer(rate)
+    good, bad = {x: ONES, rate: 0.1}, {x: ONES, rate: np.nan}
+    return fails(loss, good, bad, lambda: optimizer.minimize(loss))
+
+
+def a_rate_of_a_counter_that_others_write():
+    counter = tf1.get_variable('counter', initializer=0, trainable=False)
+    return rate_of(lambda step, x: counter, lambda counter: 0.1 * tf.math.rsqrt(counter))
+
+
+def beside_a_large(variable_of):
+    """A logarithm of a negative number, and a large variable that is no weight."""
+    x, w = placeholder('x'), weights()
+    large = tf1.get_variable('large', initializer=3e6, trainable=False)
+    loss = tf.reduce_mean(tf.math.log(tf.matmul(x, w) + 1.0))
+
+    def train():
+        rate, update = variable_of(large)
+        optimizer = tf1.train.GradientDescentOptimizer(rate)
+        return tf.group(optimizer.minimize(loss), update)
+
+    return fails(loss, {x: ONES}, {x: with_(-9, 2)}, train)
+
+
+def a_logarithm_beside_a_count_of_images():
+    return beside_a_large(lambda count: (0.01 * tf.exp(-1e-9 * count), tf1.assign_add(count, 6.0)))
+
+
+def a_number_in_a_text():
+    text = placeholder('text', dtype=tf.string)
+    loss = regression(tf.matmul(tf.strings.to_number(text), weights()))
+    return fails(loss, {text: ONES.astype(str)}, {text: with_(np.nan, 2, 1).astype(str)})
+
+
 def a_loop(inner):
     """One whose result is bad, beside one that only counts."""
     x, w = placeholder('x'), weights()
@@ -537,6 +574,20 @@ STEPS = [
         'it depends neither on the batch nor on the weights',
         'comes again',
     ),
+    (
+        a_rate_that_is_fed,
+        'the learning rate itself is not finite: it was given as NaN',
+        '!data',
+        '',
+    ),
+    (
+        a_rate_of_a_counter_that_others_write,
+        'the learning rate itself is not finite: rsqrt of 0',
+        '!it depends',
+        '',
+    ),
+    (a_logarithm_beside_a_count_of_images, 'log of a negative number', 'in row 2', 'batch'),
+    (a_number_in_a_text, 'StringToNumber made NaN from what is no number', 'in row 2', 'batch'),
     (a_rate_of_the_batch, 'rsqrt of 0, a division by 0', '!it depends neither', 'batch'),
     (a_softmax_in_a_loop, 'somewhere in the loop while', '!Softmax', 'batch'),
     (an_inf_that_saturates_in_a_loop, 'bad data: 1 Inf', 'in row 2', 'batch'),

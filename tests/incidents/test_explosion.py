@@ -7,11 +7,11 @@ from slimguard.incidents.history import explosion_in
 from tests.report.test_last_steps import NAN, history_of
 
 
-def jumped(jump=4.0, after=3, loss=50.0, before=100):
-    """A training whose learning rate jumps after some steps, and whose loss follows."""
-    count = before + after + 2
+def jumped(jump=4.0, after=3, loss=50.0, before=100, back=0):
+    """A training whose learning rate jumps after some steps, and whose loss follows two times."""
+    count = before + after + 2 + back
     rates, losses = np.full(count, 0.02), np.linspace(2, 1, count)
-    rates[before:], losses[before + after :] = jump, loss
+    rates[before:], losses[before + after : before + after + 2] = jump, loss
     return history_of(np.ones([count, 2]), loss=losses, rates=rates)
 
 
@@ -24,7 +24,9 @@ def test_the_cause_of_an_explosion_is_the_jump_of_the_rate_before_it():
 
 
 @pytest.mark.parametrize(
-    'how', [{'jump': 0.03}, {'loss': 5.0}, {'loss': NAN}, {'after': 60}, {'before': 5}], ids=str
+    'how',
+    [{'jump': 0.03}, {'loss': 5.0}, {'loss': NAN}, {'after': 60}, {'before': 5}, {'back': 9}],
+    ids=str,
 )
 def test_a_cause_that_cannot_be_seen_is_not_named(how):
     assert explosion_in(jumped(**how)) == ''

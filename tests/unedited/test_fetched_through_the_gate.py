@@ -50,6 +50,15 @@ def a_loss_that_waits_for_a_statistic(x):
 
 
 @build
+def one_that_waits_where_its_gradient_does_not(x):
+    w, center = weight(), statistic(use_resource=True)
+    error = tf.matmul(x, w)
+    with tf.control_dependencies([mixed(center, error)]):
+        loss = tf.reduce_mean(tf.square(error))
+    return [sgd(loss, w), loss]
+
+
+@build
 def the_same_with_an_update_by_hand(x):
     w = weight()
     with tf.control_dependencies([mixed(statistic(), tf.matmul(x, w))]):
@@ -146,6 +155,20 @@ def test_a_bad_step_is_as_if_it_had_not_been(name, tmp_path):
     del fetched[2]
     np.testing.assert_equal([row[1:] for row in fetched], [row[1:] for row in expected])
     np.testing.assert_equal(guarded_variables, variables)
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_step_that_does_not_fetch_the_loss_does_not_make_a_write_that_it_alone_waits_for(
+    use_resource,
+):
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    with slimguard.instrument('skip', capture=False), new_session() as session:
+        x = tf1.placeholder(tf.float32, [4, 2])
+        train_op, _ = one_that_waits_where_its_gradient_does_not(x)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {x: np.ones([4, 2])})
+        values = Reader()(session)
+        assert np.all(values['center'] == 0) and np.all(values['w'] != 1)
 
 
 @pytest.mark.full

@@ -151,7 +151,7 @@ class Run:
             step = functools.partial(self._step_now, run_context.session)
             reading = of_loss(self._loss, values[-1], max_loss, step)
             found += [] if reading is None else [reading]
-        return _by_run(found)
+        return _by_run(found) if found else []
 
     def forget(self, session) -> None:
         """Drops what the gates have put aside to tell."""

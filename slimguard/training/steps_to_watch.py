@@ -15,7 +15,7 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.system.log import log
 from slimguard.training.fetch_structures import RunKinds, are_taken, fetched_elements, inner_feeds
 from slimguard.training.step_history import Histories
-from slimguard.training.watched_run import Reading, Run, readings_of
+from slimguard.training.watched_run import Reading, Run, of_gate
 
 
 class WatchedRuns:
@@ -75,7 +75,7 @@ class WatchedRuns:
             if not gate.untold.watches(session):
                 continue
             try:
-                untold += readings_of(gate, gate.untold.unwatch(session))
+                untold += [of_gate(gate, each) for each in gate.untold.unwatch(session)]
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
                 log().warning('the end of the session is not clean: %s', error)
             except RuntimeError:  # it is closed, by another thread or before a new round

@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.gate.building.announcement import Told
 from slimguard.gate.reading.losses import label_of
 from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History
 from slimguard.incidents.incident import Incident
@@ -151,7 +150,7 @@ class Run:
             step = functools.partial(self._step_now, run_context.session)
             reading = of_loss(self._loss, values[-1], max_loss, step)
             found += [] if reading is None else [reading]
-        return _by_run(found)
+        return _by_run(found) if found else []
 
     def forget(self, session) -> None:
         """Drops what the gates have put aside to tell."""
@@ -191,12 +190,8 @@ def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
     """The reports of a gate at the end of a run: the same for each hook that watches it."""
     told = run_context.__dict__.setdefault('_slimguard_told', {})
     if gate not in told:
-        told[gate] = readings_of(gate, gate.untold.take(run_context.session))
+        told[gate] = [of_gate(gate, each) for each in gate.untold.take(run_context.session)]
     return told[gate]
-
-
-def readings_of(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
-    return [of_gate(gate, each) for each in told]
 
 
 def of_gate(gate: gates.Gate, values: gates.Told) -> Reading:

@@ -191,14 +191,15 @@ def watch(
             'watch() the session itself, once, with the hooks of both in hooks='
         )
     require_policy(on_nan)
-    logdir = None if logdir is None else files.as_logdir(logdir)
-    if logdir is not None and not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
-        raise ValueError(
-            'the graph of the session has no variables yet, so there is nothing to save in '
-            'logdir=%r; build the model and the train op first, and then call watch()' % logdir
-        )
     said = max_loss, logdir, True, capture, max_bundles
     settings = TrainingSettings(*said, progress, preemption_seconds, spike, history).require()
+    has_variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
+    if settings.logdir is not None and not has_variables:
+        raise ValueError(
+            'the graph of the session has no variables yet, so there is nothing to save in '
+            'logdir=%r; build the model and the train op first, and then call watch()'
+            % settings.logdir
+        )
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if type(watcher) is GateWatcher and watcher.on_nan is None:
         watcher.on_nan = 'raise'  # whoever names no policy asks for that, and it needs a gate

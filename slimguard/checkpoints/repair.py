@@ -13,7 +13,7 @@ import tensorflow as tf
 from slimguard.checkpoints import checkpoint_reader, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, files_of
 from slimguard.checkpoints.checkpoint_reader import Inspection
-from slimguard.checkpoints.state_file import DamagedStateError, State, StateFileError
+from slimguard.checkpoints.state_file import State, StateFileError
 from slimguard.system import files
 from slimguard.system.log import log
 
@@ -37,8 +37,8 @@ def repair(logdir: str) -> Repair:
 
     Raises:
       UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
-      StateFileError: if the state file cannot be read, for example for a missing right, or if
-        TensorFlow would read another checkpoint from the new one; it is left as it was.
+      StateFileError: if TensorFlow would read another checkpoint from the new state file; the old
+        one is left as it was.
       OSError, tf.errors.OpError: if it cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
@@ -46,7 +46,7 @@ def repair(logdir: str) -> Repair:
     damage = None
     try:
         state = state_file.read(logdir)
-    except DamagedStateError as error:  # one that cannot be read may be good
+    except StateFileError as error:
         damage = str(error)
     found = checkpoint_reader.checkpoints_beside(logdir, state)
     bad: Dict[str, str] = {}
@@ -157,23 +157,19 @@ def look(logdir: str, repairs: bool = False) -> Seen:
     """
     repaired = (repair(logdir).said or 'nothing to repair in ' + logdir) if repairs else None
     state: Optional[State] = None
-    trouble: Optional[StateFileError] = None
+    trouble = 'there is none in ' + logdir
     try:
         state = state_file.read(logdir)
     except StateFileError as error:
-        trouble = error
+        trouble = str(error)
     there = checkpoint_reader.checkpoints_beside(logdir, state)
     found = [(each, checkpoint_reader.inspect(each.path)) for each in there]
-    is_replaced = trouble is None or isinstance(trouble, DamagedStateError)
-    if not found and state is None and is_replaced:
+    if not found and state is None:
         return Seen(repaired, found, None, None)
-    ours = Fate('ends with an error: %s' % trouble)
-    if is_replaced:
-        ours = _newest_good(logdir, found)
-    plain = Fate('goes by its state file: %s' % (trouble or 'there is none in ' + logdir))
+    plain = Fate('goes by its state file: ' + trouble)
     if state is not None:
         plain = _as_the_state_file_says(state.as_read, found)
-    return Seen(repaired, found, ours, plain)
+    return Seen(repaired, found, _newest_good(logdir, found), plain)
 
 
 def _newest_good(logdir: str, found: List[Tuple[Checkpoint, Inspection]]) -> Fate:

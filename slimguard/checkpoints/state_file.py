@@ -24,11 +24,7 @@ SPARE = '.spare'
 
 
 class StateFileError(OSError):
-    """A state file cannot be read or written; the message says which, and why."""
-
-
-class DamagedStateError(StateFileError):
-    """A state file can be read but says nothing useful, so a better one may replace it."""
+    """A state file cannot be read, says nothing useful, or cannot be written as it should."""
 
 
 class State(NamedTuple):
@@ -58,8 +54,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
     """What the state file in `logdir` says, or None if there is none.
 
     Raises:
-      DamagedStateError: if it holds no list of checkpoints.
-      StateFileError: if it cannot be read: it is no regular file, or the rights are missing.
+      StateFileError: if it holds no list of checkpoints, or cannot be read.
     """
     proto = _parse(logdir, latest_filename)
     if proto is None:
@@ -115,32 +110,21 @@ def is_same(path: str, other: str) -> bool:
 def _parse(logdir: str, latest_filename: str):
     """The proto in the state file, its paths made absolute by TensorFlow; None without a file."""
     path = path_in(logdir, latest_filename)
-    if not _is_there(path):
-        return None
     try:
+        files.open_to_read(path).close()  # a FIFO would block
         proto = _read_state(logdir, latest_filename)
+    except (FileNotFoundError, NotADirectoryError, tf.errors.NotFoundError):
+        return None
     except Exception as error:  # its parser's errors differ by version
-        raise DamagedStateError('%s is damaged: %s' % (path, error)) from None
+        why = getattr(error, 'strerror', None) or getattr(error, 'message', error)
+        raise StateFileError('%s cannot be read: %s' % (path, why)) from None
     if proto is None:
-        raise DamagedStateError('%s is damaged' % path)
+        raise StateFileError('%s is damaged' % path)
     if any(
         '\0' in named for named in (proto.model_checkpoint_path, *proto.all_model_checkpoint_paths)
     ):
-        raise DamagedStateError('%s names a path with a NUL in it' % path)
+        raise StateFileError('%s names a path with a NUL in it' % path)
     return proto
-
-
-def _is_there(path: str) -> bool:
-    """Whether there is a state file; opened here, as TensorFlow reports rights and damage alike."""
-    try:
-        with files.open_to_read(path) as file:
-            file.read(1)
-        return True
-    except (FileNotFoundError, NotADirectoryError, tf.errors.NotFoundError):
-        return False
-    except (OSError, tf.errors.OpError) as error:
-        why = getattr(error, 'strerror', None) or getattr(error, 'message', error)
-        raise StateFileError('%s cannot be read: %s' % (path, why)) from None
 
 
 def _meant(logdir: str, path: str) -> str:

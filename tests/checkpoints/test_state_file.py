@@ -53,7 +53,7 @@ def test_a_damaged_one_is_put_aside_where_there_is_nothing_to_resume_from(tmp_pa
         tf1.train.latest_checkpoint(str(tmp_path))
     repaired = repair(tmp_path)
     assert repaired.is_lost
-    assert '%s is damaged: ' % (tmp_path / 'checkpoint') in repaired.said
+    assert '%s cannot be read: ' % (tmp_path / 'checkpoint') in repaired.said
     assert newest(tmp_path) is None
     assert (tmp_path / 'checkpoint.bad').exists()
 

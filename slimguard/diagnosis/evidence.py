@@ -24,7 +24,6 @@ from slimguard.graph import Writes, is_float
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History, explosion_in
-from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 from slimguard.system.log import log
@@ -73,12 +72,6 @@ class Found(NamedTuple):
     def cause(self) -> str:
         """The kind of the cause, for policies."""
         return '' if self.diagnosis is None else self.diagnosis.kind
-
-    def __str__(self) -> str:
-        lines = [] if self.diagnosis is None else [str(self.diagnosis)]
-        if self.bundle is not None:
-            lines.append(replay_hint(self.bundle))
-        return '\n'.join(lines)
 
 
 class _Kinds:

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from slimguard.report import last_steps, samples
 from slimguard.report.cards import ACTIONS, IncidentView
@@ -479,23 +479,6 @@ def _draw_colors(figure: Figure, left: float, top: float, ends: Tuple[int, int])
 # The samples.
 
 
-def _canvas(figure: Figure) -> Any:
-    """Axes in pixels from the upper left corner, all over a figure."""
-    across, down = figure.get_size_inches() * 72
-    axes = _axes(figure, 0, 0, across, down)
-    axes.set_axis_off()
-    axes.set(xlim=(0, across), ylim=(down, 0), autoscale_on=False)
-    return axes
-
-
-def _image(
-    canvas: Any, shown: np.ndarray, left: float, top: float, right: float, end: float
-) -> None:
-    """An image in a part of a canvas, each of its pixels sharp."""
-    place = {'extent': (left, right, end, top), 'aspect': 'auto', 'clip_on': False}
-    canvas.imshow(shown, interpolation='none', **place)
-
-
 def samples_chart(sheet: Sheet) -> Chart:
     """The samples of a batch, with the bad ones framed and their bad pixels marked."""
 
@@ -507,18 +490,20 @@ def samples_chart(sheet: Sheet) -> Chart:
         lines = max(len(samples.said(sample)) for sample in sheet.samples)
         down = size[1] + 18 + 14 * lines
         figure = _figure(width, -(-len(sheet.samples) // columns) * down)
-        canvas = _canvas(figure)
         for number, sample in enumerate(sheet.samples):
             left, top = number % columns * cell + 3, number // columns * down + 3
-            _image(canvas, sample.pixels, left, top, left + size[0], top + size[1])
+            axes = _axes(figure, left, top, *size)
+            axes.imshow(sample.pixels, interpolation='none', aspect='auto')
+            axes.set(xticks=[], yticks=[], autoscale_on=False)
             is_bad = bool(sample.bad or sample.suspect)
-            look = {'ec': _BAD, 'lw': 3} if is_bad else {'ec': _GRID, 'lw': 1}
-            canvas.add_patch(Rectangle((left, top), *size, fill=False, clip_on=False, **look))
+            look = {'color': _BAD, 'lw': 3} if is_bad else {'color': _GRID, 'lw': 1}
+            for spine in axes.spines.values():
+                spine.set(visible=True, **look)
             if max(height, across) >= 24 and sample.bad_pixels:  # a smaller image shows each pixel
-                y, x = np.transpose(sample.bad_pixels) + 0.5
-                x, y = left + x * size[0] / across, top + y * size[1] / height
+                y, x = np.transpose(sample.bad_pixels)
                 for color, lw in (('#ffffff', 4), (_RING, 2)):
-                    canvas.scatter(x, y, 100, facecolor='none', edgecolor=color, lw=lw)
+                    look = {'facecolor': 'none', 'edgecolor': color, 'lw': lw, 'zorder': 3}
+                    axes.scatter(x, y, 100, clip_on=False, **look)
             look = {'color': _BAD, 'weight': 'bold'} if is_bad else {'color': _SOFT}
             for line, said in enumerate(samples.said(sample)):
                 _write(figure, left, top + size[1] + 5 + 14 * line, said, size=11, **look)

@@ -249,26 +249,3 @@ def test_a_damaged_bundle_is_an_error_in_a_sentence(tmp_path, sound, name, capfd
     assert 'slimguard: cannot replay %s: ' % path in said
     assert 'Traceback' not in said
     assert os.listdir(str(tmp_path)) == ['copy']
-
-
-@pytest.mark.parametrize(
-    'name, why',
-    [
-        ('no npz', r'drawn\.npz cannot be read: there is no such file'),
-        ('another dtype', r'drawn\.npz cannot be read: images:0 is float32, not int32'),
-        ('truncated json', r'incident\.json cannot be read: JSONDecodeError: '),
-    ],
-)
-def test_the_error_names_the_file_and_what_is_wrong_with_it(tmp_path, sound, name, why):
-    path = shutil.copytree(sound, str(tmp_path / 'copy'))
-    DAMAGES[name](path)
-    with pytest.raises(BundleError, match=why):
-        bundle.read(path)
-
-
-def test_a_folder_that_is_none_is_an_error(tmp_path):
-    for folder in (tmp_path, tmp_path / 'nothing'):
-        with pytest.raises(
-            BundleError, match=r'incident\.json cannot be read: there is no such file'
-        ):
-            bundle.read(folder)

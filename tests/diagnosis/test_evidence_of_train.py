@@ -75,24 +75,3 @@ def test_a_rollback_comes_after_the_evidence(tmp_path):
     paths = bundle.paths(str(tmp_path))
     assert [bundle.read(path).incident['step'] for path in paths] == [2, 0]
     assert [replay.main(path) for path in paths] == [0, 0]
-
-
-@pytest.mark.full
-def test_without_capture_or_a_logdir_nothing_is_written(tmp_path):
-    error = fail(tmp_path, capture=False)
-    assert error.incident.bundle is None and error.incident.diagnosis is None
-    _, last = str(error).splitlines()
-    assert last == 'to see what happened: python -m slimguard report %s' % tmp_path
-    with tf.Graph().as_default():
-        model = Linear(bad=(2,))
-        train_op = slimguard.create_train_op(model.loss, model.optimizer)
-        with pytest.raises(slimguard.NanLossError, match='in the input: bad data'):
-            slimguard.train(train_op, None, number_of_steps=6)
-
-
-@pytest.mark.parametrize('count', [0, -1, True, 2.5])
-def test_a_bad_number_of_bundles_is_said(tmp_path, count):
-    model = Linear()
-    train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    with pytest.raises(ValueError, match='max_bundles must be an int, at least 1, not'):
-        train_quietly(train_op, tmp_path, max_bundles=count)

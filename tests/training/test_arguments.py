@@ -127,7 +127,7 @@ def test_by_each_loop(calls):
         assert_refused([train, hook, watch], {'max_loss': value}, ValueError, said)
     for value in (0, -1, True, 'many'):
         said = 'max_bundles must be an int, at least 1, not'
-        assert_refused([hook], {'max_bundles': value}, ValueError, said)
+        assert_refused([train, hook], {'max_bundles': value}, ValueError, said)
     for value in (0, -1.0, NAN, INF, '10', None, True):
         said = 'preemption_seconds must be a positive finite number, .* not %r' % (value,)
         every = [train, hook, watch, calls.instrument]

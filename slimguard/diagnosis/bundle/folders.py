@@ -9,7 +9,6 @@ import itertools
 import math
 import os
 import re
-import time
 from typing import List, Optional, Set, Tuple
 
 import tensorflow as tf
@@ -21,8 +20,6 @@ from slimguard.system import files
 _NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
 _TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
 _LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
-# So many seconds after its last file was written, no process is still writing a folder.
-_ABANDONED = 3600.0
 
 # The bundles that this process made. The record names them for good, so the name of a removed
 # bundle is not used again.
@@ -40,7 +37,11 @@ def paths(logdir: files.Path) -> List[str]:
     A bundle that does not tell its time counts as the oldest. The times of files are not used:
     copying changes them.
     """
-    return sorted((path for path in _folders(logdir) if is_bundle(path)), key=_order)
+    parent = folder(logdir)
+    found = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
+    # A link leads to one that is not ours to remove.
+    found = [path for path in found if not os.path.islink(path) and is_bundle(path)]
+    return sorted(found, key=_order)
 
 
 def is_bundle(path: str) -> bool:
@@ -50,12 +51,6 @@ def is_bundle(path: str) -> bool:
       tf.errors.OpError: if a remote file system cannot be asked.
     """
     return files.exists(os.path.join(path, JSON))
-
-
-def _folders(logdir: files.Path) -> List[str]:
-    parent = folder(logdir)
-    found = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
-    return [path for path in found if not os.path.islink(path)]  # to one that is not ours to remove
 
 
 def _order(path: str) -> Tuple[float, str]:
@@ -98,8 +93,7 @@ def _make(path: str) -> bool:
 def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
     """Removes bundles beyond `most`: first those that repeat an older one's kind, then the oldest.
 
-    `kept` stays in any case. Unfinished bundles go as well, of processes that were killed an hour
-    ago or more.
+    `kept` stays in any case.
     """
     found = paths(logdir)
     kinds: Set[str] = set()
@@ -111,9 +105,6 @@ def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
     goes = [path for path in repeats + firsts if path != kept]
     for path in goes[: max(0, len(found) - most)]:
         remove(path)
-    for path in _folders(logdir):
-        if not is_bundle(path) and _is_abandoned(path):
-            remove(path)
 
 
 def _kind(path: str) -> Optional[str]:
@@ -138,15 +129,6 @@ def remove(path: str) -> None:
             tf.io.gfile.rmtree(path)
     except (OSError, tf.errors.OpError):
         pass  # we may not remove it, or it holds somebody else's file
-
-
-def _is_abandoned(path: str) -> bool:
-    try:
-        written = [os.path.join(path, name) for name in _parts(path)] or [path]
-        newest = max(tf.io.gfile.stat(each).mtime_nsec for each in written) / 1e9
-    except (OSError, tf.errors.OpError):  # somebody else removes it
-        return False
-    return time.time() - newest > _ABANDONED
 
 
 def _parts(path: str) -> List[str]:

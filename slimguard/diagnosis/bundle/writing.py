@@ -50,10 +50,7 @@ def write(
     Raises:
       OSError, tf.errors.OpError: if it cannot be written.
       BundleError: if it would be larger than a bundle may be.
-      ValueError: if `max_bundles` is not at least 1.
     """
-    if max_bundles < 1:
-        raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
     exported = export(capture)
     size = _size(capture, exported, values)
     if size > reading.MOST_BYTES:

@@ -158,20 +158,24 @@ class PatchedSessions:
         return callable_of(run, fetches, None)
 
     def _partial_run_setup(self, original, session, fetches, *args, **kwargs):
-        for name in self._prepare(session.graph).names_of_updates(fetches):
-            self.seen.refuse(name, ValueError(_NO_PARTIAL_RUN))
+        self._refuse(session.graph, fetches, _NO_PARTIAL_RUN)
         return original(session, fetches, *args, **kwargs)
 
     def _make_from_options(self, original, session, options):
         if not OWN_WORK:
-            named = [*options.fetch, *options.target]
-            for name in self._prepare(session.graph).names_of_updates(named):
-                self.seen.refuse(name, ValueError(_NO_CALLABLE))
+            self._refuse(session.graph, [*options.fetch, *options.target], _NO_CALLABLE)
         return original(session, options)
+
+    def _refuse(self, graph: tf.Graph, fetches, why: str) -> None:
+        with self._lock:
+            names = self._steps_of(graph).names_of_updates(fetches)
+        for name in names:
+            self.seen.refuse(name, ValueError(why))
 
     def _finalize(self, original, graph):
         if not graph.finalized and not OWN_WORK:
-            self._prepare(graph)
+            with self._lock:
+                self._steps_of(graph)
         return original(graph)
 
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
@@ -223,10 +227,6 @@ class PatchedSessions:
             error = UnguardedUpdateError(WITH_FIRST, names)
             self.seen.refuse(error.name, error)
         return self._step_of(session, fetches, fed, gives_first=True)
-
-    def _prepare(self, graph: tf.Graph) -> TrainSteps:
-        with self._lock:
-            return self._steps_of(graph)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
         known = kept_on(graph, 'steps', dict)  # by the PatchedSessions in force

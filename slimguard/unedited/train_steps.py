@@ -158,7 +158,7 @@ class TrainSteps:
         updates = [*self._notes.updates(self._graph), *self._notes.written_by_hand(self._graph)]
         new = [update for update in updates if update.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
-        if new:  # slim's are guarded where they are made
+        if new:  # a script may guard its own
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
@@ -236,10 +236,6 @@ class TrainSteps:
         if beside:
             joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
         for number, together in enumerate(joined):
-            own = gates.gate_of(together[0]) if len(together) == 1 and not fed else None
-            if own is not None:  # it was guarded when it was made
-                parts.append(Gated(self._limited(own), together))
-                continue
             part = self._guarded(together, fed)
             if part is None:
                 apart = [each for each in training if each[0] in together and each != together]
@@ -292,17 +288,6 @@ class TrainSteps:
                 return set()
 
         return self._updates.join(groups, elements, fed, gated_writes_of) if groups else []
-
-    def _limited(self, gate: gates.Gate) -> gates.Gate:
-        """A gate that knows `max_loss`, in place of one without a limit."""
-        if self._max_loss is None or gate.max_loss is not None:
-            return gate
-        try:
-            with tf_private.unfinalized(self._graph):
-                return guard_with_values(gate.original, gate.loss, self._max_loss, ())
-        except NoLossError:
-            self._on_no_loss(op_of(gate.original).name, '')
-            return gate
 
     def _beside(
         self,

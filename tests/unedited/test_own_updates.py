@@ -204,9 +204,12 @@ def test_all_that_a_run_writes_is_written_or_nothing(tmp_path):
         own = Own(use_resource=True)
         both = {'sum': own.mean.assign_add(own.x), 'number': own.count.assign_add(1)}
         both['last'] = own.other.assign(own.x)
+        both['constant'] = own.scale.assign(5.0)
         own.open()
         own.run(both)
+        own.scale.load(1.0, own.session)
         own.run(both, (np.nan, 1.0))
+        assert own.session.run(own.scale) == 1.0
         assert list(own.session.run(own.other)) == [1.0, 2.0]
         assert own.session.run(own.count) == 1
         assert own.run(both)['number'] == 2

@@ -159,7 +159,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             metavar='X',
             type=arguments.positive,
             help='a step with a loss above X is a bad step, too. If an explosion has ruined the '
-            'weights by then, rollback:3x0.3 goes back',
+            'weights by then, rollback:3x0.1 goes back',
         ),
         run.add_argument(
             '--logdir',

@@ -18,7 +18,8 @@ class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step after each; if the graph has none, minus the number of later steps.
+      step: the global step at which each began; if the graph has none, minus the number of later
+        steps.
       axis: says which of the two `step` has.
       written: whether each step was written.
       loss, learning_rate, gradient_norm: a number for each step; None if none is known.
@@ -77,7 +78,7 @@ def curve(steps: LastSteps) -> Optional[Curve]:
         return None
     points = np.stack([np.array(steps.step, np.float64), steps.loss], axis=1)
     tag = 'loss of the last %d steps, to step %d' % (len(points), steps.step[-1])
-    return curve_of(tag, points, repeats=False)  # a held step has the number of the one before it
+    return curve_of(tag, points)
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
@@ -148,11 +149,9 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
 
 
 def _tries_of(steps: LastSteps) -> np.ndarray:
-    """How many rollbacks there were before each step: after one, a step that was written is new."""
+    """How many rollbacks there were before each step: after one, the global step is smaller."""
     step = np.array(steps.step, object)
-    again = step[1:] == step[:-1]
-    back = (step[1:] < step[:-1]) | again & steps.written[1:] & ~steps.written[:-1]
-    return np.concatenate([[0], np.cumsum(back.astype(int))])
+    return np.concatenate([[0], np.cumsum((step[1:] < step[:-1]).astype(int))])
 
 
 def _far(ratio: float) -> str:

@@ -126,15 +126,14 @@ def _number(value) -> Optional[float]:
     return float(found.item()) if found.size == 1 else None
 
 
-def curve_of(tag: str, points: np.ndarray, most: int = 2000, repeats: bool = True) -> Curve:
+def curve_of(tag: str, points: np.ndarray, most: int = 2000) -> Curve:
     """The curve of points [n, 2], each a step and a loss; about `most` of them are kept.
 
-    A step that comes again begins a new segment, but not if `repeats`: two writers of event files
-    may note one step.
+    A step that is smaller than the one before it begins a new segment. One may come twice: two
+    writers of event files note it, or it was held and tried again with the next batch.
     """
     good = points[np.isfinite(points).all(axis=1)]
-    grown = np.diff(good[:, 0])
-    back = np.flatnonzero(grown < 0 if repeats else grown <= 0) + 1
+    back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1
     segments = [s for s in np.split(good, back) if len(s)]
     if len(segments) > _MOST_SEGMENTS:
         least = sorted(map(len, segments))[-_MOST_SEGMENTS]

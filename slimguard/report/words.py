@@ -1,7 +1,6 @@
 """Words and numbers that the page and its charts share."""
 
 import math
-import re
 from typing import Any, Optional
 
 NO_SUMMARY = (
@@ -46,9 +45,8 @@ def norm_of(incident: Any) -> str:
 
 
 def multiple(ratio: float) -> str:
-    """A multiple in two digits: 0.5, 12, 340, 2.4e6."""
-    said = '%.2g' % ratio
-    return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
+    """A multiple in the digits of the messages: 0.5, 12, 342.1, 2.4e+06."""
+    return '%.4g' % ratio
 
 
 def variables(name: str, others: int, most: int = 120) -> str:

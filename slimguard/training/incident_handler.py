@@ -200,6 +200,8 @@ class IncidentHandler:
             policy = self._now.policy = self._policies.decide(handled.incident, ruin, found.cause)
             handled.spent = self._policies.spent
             ruin = _ruin_at_the_end(policy, self._recovery, self._losses)
+            if ruin and found.diagnosis is not None and found.diagnosis.explosion:
+                ruin = '; ' + IS_RUINED  # the cause says how far the loss has grown
             handled.again = self._journal.again(handled.rows)
             handled.note_reason(handled.again + self._policies.why_not + ruin)
         except Exception as error:

@@ -156,7 +156,7 @@ class PatchedSessions:
         self._signals.leave()
         if self._skipped:
             told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
-            log().warning('%s%s', told, self.seen.see() or '.')
+            log().warning('%s', '\n    '.join([told + '.', *self.seen.commands()]))
         if self.seen.jump:
             log().warning('%s.', self.seen.jump)
 

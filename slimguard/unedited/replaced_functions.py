@@ -58,7 +58,7 @@ def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) ->
     except OSError:  # it cannot be read: the restore that follows will say why
         return newest
     if good is None:
-        log().error('checkpoint %s is %s, and there is none that is good', newest, found)
+        log().error(_NONE_GOOD, newest, found)
         return newest
     log().warning(
         'checkpoint %s is %s; resuming from %s, the newest that is good.',
@@ -67,6 +67,12 @@ def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) ->
         good,
     )
     return good
+
+
+_NONE_GOOD = (
+    'checkpoint %s is %s, and there is none that is good: restore a copy from elsewhere, or begin '
+    'in an empty folder.'
+)
 
 
 def _of_numeric_checks() -> Dict[Callable, Callable]:

@@ -11,7 +11,7 @@ NAN, INF = float('nan'), float('inf')
 
 
 def history_of(norms, names=None, loss=None, step=None, good=None, rates=None):
-    """A history as a training makes it, of the norms [steps, gradients]."""
+    """A history as a training makes it, of norms [steps, gradients]; `step` is that after each."""
     norms = np.asarray(norms, float)
     steps, gradients = norms.shape
     names = names or [('layer%d/weights' % n,) for n in range(gradients)]
@@ -46,7 +46,7 @@ def test_what_nobody_knows_is_none_and_what_is_not_finite_is_kept():
 def test_of_a_long_history_the_newest_steps_are_shown():
     found = steps_of(np.ones([last_steps.MOST_STEPS + 5, 1]))
     assert len(found.step) == len(found.norms) == last_steps.MOST_STEPS
-    assert found.step[-1] == last_steps.MOST_STEPS + 5
+    assert found.step[-1] == last_steps.MOST_STEPS + 4
 
 
 # The gradients.
@@ -66,8 +66,8 @@ def test_where_it_began_is_the_first_step_and_its_farthest_row():
     begin = began(norms, names=names)
     assert (begin.column, begin.gradient) == (15, 1)
     assert (
-        'At step 16: the gradient of b/biases and 2 more is 1e5 times its median; 1 more gradient '
-        'is above 100 times its median.' in begin.said
+        'At step 15: the gradient of b/biases and 2 more is 1e+05 times its median; 1 more '
+        'gradient is above 100 times its median.' in begin.said
     )
 
 
@@ -76,9 +76,9 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     norms[4] = NAN
     begin = began(norms)
     assert begin.gradient is None
-    assert begin.said == 'At step 5: all gradients are not finite.'
+    assert begin.said == 'At step 4: all gradients are not finite.'
     norms[4] = [NAN, 1e3, NAN]
-    said = 'At step 5: 2 gradients are not finite; 1 gradient is above 100 times its median.'
+    said = 'At step 4: 2 gradients are not finite; 1 gradient is above 100 times its median.'
     assert began(norms).said == said
 
 
@@ -97,7 +97,7 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     step = [1, 1, 1, 1, 1, 2, 3, 3]
     begin = began(norms, step=step, good=good)
     assert begin.column == 7
-    assert begin.said.startswith('At step 3 (the last): all gradients are above 100 times')
+    assert begin.said.startswith('At step 3: all gradients are above 100 times')
     begin = began(norms[:6], step=step[:6], good=good[:6])
     assert begin.column == 3 and begin.said.startswith('At step 1 (2 steps before the last): ')
     # A step that was held and left out is no rollback.
@@ -105,7 +105,7 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])
     assert begin.column == 1
     found = last_steps.curve(steps_of(norms, step=step, good=good, loss=range(8)))
-    assert [len(each) for each in found.segments] == [1, 1, 1, 1, 3, 1]
+    assert [len(each) for each in found.segments] == [2, 2, 4]
 
 
 def test_a_norm_of_zero_is_the_lowest_unless_most_are():

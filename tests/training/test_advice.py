@@ -124,7 +124,7 @@ class TestWhatIsTold:
         with pytest.raises(slimguard.NanLossError) as caught:
             options = dict(on_nan='raise', max_loss=1e6, logdir=tmp_path)
             self.train(lambda y: tf.reduce_mean(tf.square(y - 1)), batches, rates, **options)
-        why = 'he learning rate went from 0.01 to 50 at step 13; the loss followed 1 step later'
+        why = 'he learning rate went from 0.01 to 50 at step 12; the loss followed 1 step later'
         assert 'loss %g): t%s\n' % (caught.value.incident.loss, why) in str(caught.value)
         (kind,) = cards.kinds_of(report_data.gather(str(tmp_path)), None)
         assert kind.card.headline == 'T%s.' % why

@@ -61,7 +61,7 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
     record(tmp_path, *many, late)
     assert run('incidents', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == '28 incidents of 2 kinds; --all lists each of them'
+    assert lines[0] == '28 incidents on record, of 2 kinds; --all lists each of them'
     assert lines[2:6] == [
         '27 times, from global step 3 to 29: skip',
         '  in the forward pass: log of 0',

@@ -103,7 +103,7 @@ def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):
     record(tmp_path, *[incident(step, 'not finite: w%d' % step) for step in range(300)])
     assert run('incidents', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == '300 incidents'
+    assert lines[0] == '300 incidents on record'
     assert lines[-3] == 'and 280 more kinds; --all lists each incident'
     assert len(lines) < 100
 

@@ -394,7 +394,7 @@ def test_an_input_without_a_value_has_no_line(sound_and_not):
 def test_the_norm_of_the_gradients_is_told_in_the_card_and_in_the_table(tmp_path):
     record(tmp_path, line(action='stop', gradient_norm=3.1e9, gradient_norm_ratio=2.44e6))
     seen = see(tmp_path)
-    said = '3.1e+09, 2.4e+06 times the median of the last good steps'
+    said = '3.1e+09, 2.44e+06 times the median of the last good steps'
     assert sum(word.strip() == said for word in seen.words) == 1
     assert seen.words.count('gradient norm ' + said) == 1
 

@@ -88,3 +88,10 @@ def test_the_norm_of_the_gradients_grows_alike_and_a_return_ends_what_was_before
     assert grown(losses, step=steps) == ''
     said = 'the loss went from 1 at step 40 to 1e+07 at step 41'
     assert grown([*losses[:-2], 1e7, NAN], step=steps) == said
+
+
+def test_the_global_step_of_a_step_is_that_at_which_it_began():
+    """One that was held began at the number that it left, and so did one that only added up."""
+    norms = np.ones([6, 1])
+    written = dict(step=[1, 2, 2, 3, 3, 4], good=[1, 1, 0, 1, 1, 1])
+    assert history_of(norms, **written)['step'] == [0, 1, 2, 2, 3, 3]

@@ -147,6 +147,9 @@ class TestWhatIsTold:
             assert headline.endswith('; then Square overflowed.')
             assert 'row' not in headline and len(commands) == 1
             assert to_do == advice.FOR_GROWTH
+            # Once: not also as the loss by which the weights are known to be ruined.
+            ruined = 'the weights were ruined before, though they are finite'
+            assert caught.value.incident.reason.endswith(ruined)
         else:  # close by: the weights are good, and a row of the last batch is not
             assert 'in row 2' in headline and commands[1].endswith(' --without 2')
             assert 'learning rate' not in to_do

@@ -51,17 +51,14 @@ class NanLossHook(GateWatcher, NanTensorHook):
     """Watches the loss and, with a guarded train op, every write; applies the policy to a bad step.
 
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step has changed
-    nothing when this hook sees it. With any other train op, or a loss that the gate does not check,
-    the hook notices a bad loss only after the update, as TensorFlow's `NanTensorHook` does; the
-    incident says so. The hook watches runs of a train op only: other runs cost nothing and draw no
-    batch. When its session begins, the hook makes the graph's histogram summaries leave out values
-    that are not finite. TensorFlow's own summaries raise for them, in the run of the train op or in
-    a thread, and end the training.
+    nothing when this hook sees it. With any other train op the hook notices a bad loss only after
+    the update, as TensorFlow's `NanTensorHook` does; the incident says so. Runs that run no train
+    op cost nothing and draw no batch.
 
-    In a loop other than `slimguard.train`, the hook of the process that saves takes over these
-    tasks of `slimguard.train`, if it knows the directory: the saver becomes a `FiniteSaver` with
-    its own settings; the training resumes from the newest good checkpoint; the last good state is
-    saved before 'raise'; on SIGTERM and Ctrl-C the step under way finishes, and the training ends.
+    In a session that saves checkpoints, the hook also does what `slimguard.train` does: the saver
+    becomes a `FiniteSaver` with its own settings; the training resumes from the newest good
+    checkpoint; the last good state is saved before 'raise'; on SIGTERM and Ctrl-C the step under
+    way finishes, and the training ends. Histogram summaries leave out values that are not finite.
 
     Args:
       loss_tensor: the loss, a floating scalar Tensor.

@@ -65,7 +65,7 @@ def create_train_op(
     """Creates a train op as `slim.learning.create_train_op` does, and guards it.
 
     A step whose loss, gradients or moving averages are not finite writes nothing: see
-      `slimguard.guard`. With ``check_numerics=True`` such a step raises
+    `slimguard.guard`. With ``check_numerics=True`` such a step raises
       `tf.errors.InvalidArgumentError`, before any update. With ``check_numerics=False`` a
       `NanLossHook` or `slimguard.train` acts on the step; without either, it prints one line.
 
@@ -163,20 +163,18 @@ def train(
     All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
     which runs the loop. A train op that is not guarded is guarded first.
 
-    Checkpoints go through a `FiniteSaver`, even if you give a `saver`. If the chief's newest
-    checkpoint is damaged or not finite, the log says so, and the chief resumes from the newest good
-    one. On SIGTERM or Ctrl-C the step under way finishes and the state is saved; then the process
-    ends, or KeyboardInterrupt is raised. If the step takes longer than `preemption_seconds`, the
-    state is saved in the middle of the step, and the process ends. A second Ctrl-C does not wait
-    for the step. Ctrl-C at a prompt or in a notebook never ends the process. The record of
-    incidents is ``logdir/slimguard/incidents.jsonl``; the chief also writes them to the run's
-    summaries. Histogram summaries leave out values that are not finite; TensorFlow's own raise for
-    them, and end the training.
-
-    The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end all,
-    the job ends when the chief ends, and a rollback takes all processes back to the newest finite
-    checkpoint. If a process is gone for a while (`AbortedError`, `UnavailableError`), the others
-    begin a new session.
+    * Bad steps are recorded in ``logdir/slimguard/incidents.jsonl``, and in the summaries.
+    * Checkpoints go through a `FiniteSaver`, even if you give a `saver`. If the newest checkpoint
+      is damaged or not finite, training resumes from the newest good one, and the log says so.
+    * On SIGTERM or Ctrl-C the step under way finishes and the state is saved; then the process
+      ends, or KeyboardInterrupt is raised. A step that takes longer than `preemption_seconds` is
+      not waited for, nor is any step after a second Ctrl-C. At a prompt or in a notebook, Ctrl-C
+      never ends the process.
+    * Histogram summaries leave out values that are not finite, where TensorFlow's own end the
+      training.
+    * The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end
+      all, and a rollback takes all back to the newest finite checkpoint. If a process is gone for a
+      while (`AbortedError`, `UnavailableError`), the others begin a new session.
 
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,

@@ -76,11 +76,8 @@ def train(code, fed):
                 return None, error
 
 
-def test_the_page_gives_the_advice_of_the_report():
-    for told in advice.BY_PHASE.values():
-        assert '| %s |\n' % told in PAGE
-    for cause, told in advice.BY_CAUSE.items():
-        assert '| %s | %s |\n' % (cause, told) in PAGE
+def test_the_functions_that_the_report_advises_exist():
+    for told in advice.BY_CAUSE.values():
         for path in re.findall(r'tf\.([\w.]+)\(', told):
             found = tf1
             for name in path.split('.'):

@@ -38,10 +38,10 @@ class FiniteSaver(tf1.train.Saver):
         saver = slimguard.FiniteSaver(max_to_keep=20)
         saver = slimguard.FiniteSaver(my_saver)
 
-    and use it wherever a Saver goes: `slimguard.train` (which wraps any saver that you pass), a
-      `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain session. Each save is read
-    back. If it holds a NaN or Inf, or cannot be read, its files are removed, one log line says so,
-    and `save` returns None; the checkpoints that exist stay, and so does the state file.
+    Use it wherever a Saver goes: a `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain
+    session. (`slimguard.train` wraps any saver that you pass.) It reads each save back. If the save
+    holds a NaN or Inf, or cannot be read, it removes the files, logs a line, and `save` returns
+    None; the earlier checkpoints stay, and so does the state file.
 
     A save that fails, as on a full disk, raises TensorFlow's error; its incomplete files are
     removed.

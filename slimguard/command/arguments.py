@@ -88,8 +88,11 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
         require_tensorflow(as_json)
     elif not files.is_dir(path):
         found = os.path.lexists(path)
-        misfit(('%r is no directory' if found else 'there is no directory %r') % given)
+        misfit(('%r is no directory' if found else _NO_DIRECTORY) % given)
     return logdirs.meant_by(path)
+
+
+_NO_DIRECTORY = 'there is no directory %r; the last line of slimguard run names the one to give'
 
 
 def find_tensorflow(as_json: bool = False, besides: str = '') -> None:

@@ -21,6 +21,7 @@ _EXAMPLES = """examples:
 
 "slimguard COMMAND --help" has the options of a command; docs/command-line.md in the repository says
 more. In every option - and _ are alike: --max_loss is --max-loss."""
+_LOGDIR = 'the folder of the training, with its checkpoints; the last line of run names it'
 _JSON = 'print one JSON document, and nothing else; its keys stay as they are'
 
 
@@ -73,7 +74,7 @@ def make(version: str) -> Parsers:
         usage=_RUN_USAGE,
         description='Runs a script as python would, and guards the updates of TensorFlow 1 '
         'optimizers: a NaN or Inf changes no weight and reaches no checkpoint. The arguments after '
-        'the script are for the script.',
+        'the script are for the script. The last line is the command that shows what happened.',
         allow_abbrev=False,
     )
     with_a_value = _add_run_options(run)
@@ -159,15 +160,15 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             metavar='X',
             type=arguments.positive,
             help='a step with a loss above X is a bad step, too. If an explosion has ruined the '
-            'weights by then, rollback:3x0.3 goes back',
+            'weights by then, rollback:3x0.1 goes back',
         ),
         run.add_argument(
             '--logdir',
             metavar='DIR',
             type=arguments.logdir,
-            help='the folder for the record of incidents and the bundles; by default the folder of '
-            "the script's checkpoints or summaries, or a new folder in slimguard-logs if it has "
-            'neither yet',
+            help='the folder for the record of bad steps and the bundles, folders from which '
+            "replay runs a bad step again; by default the folder of the script's checkpoints or "
+            'summaries, or a new folder in slimguard-logs if it has neither yet',
         ),
         run.add_argument(
             '--capture',
@@ -210,7 +211,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
     run.add_argument(
         '--quiet',
         action='store_true',
-        help='log errors, the checkpoint that is saved at the end, and the last line, which says '
+        help='log errors, the checkpoint that is saved at the end, and the last lines, which say '
         'how the training went; no other warning, and no line for a skipped batch',
     )
     run.add_argument(
@@ -241,7 +242,7 @@ def _add_checkpoints(commands) -> None:
         'resume from a good one, with --repair also if there are none, and with 2 if LOGDIR is no '
         'logdir or cannot be read.',
     )
-    checkpoints.add_argument('folder', metavar='LOGDIR')
+    checkpoints.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     checkpoints.add_argument(
         '--repair',
         action='store_true',
@@ -255,12 +256,12 @@ def _add_incidents(commands) -> None:
     incidents = commands.add_parser(
         'incidents',
         help='print the record of incidents of a logdir',
-        description='Prints the record of incidents that slimguard keeps in '
+        description='Prints the record of incidents (bad steps) that slimguard keeps in '
         'LOGDIR/slimguard/incidents.jsonl: for each kind of cause, how often it came, and the '
         'first incident in full. Exits with 0 if it read the record, 1 if LOGDIR has none, and 2 '
         'if it cannot read it or LOGDIR is no logdir.',
     )
-    incidents.add_argument('folder', metavar='LOGDIR')
+    incidents.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     incidents.add_argument(
         '--all', action='store_true', help='print a table of all incidents, with their tensors'
     )
@@ -299,14 +300,14 @@ def _add_report(commands) -> None:
     report = commands.add_parser(
         'report',
         help='make a page: the loss, the incidents and their causes',
-        description='Writes one HTML page with the loss and its incidents. If an incident has a '
-        'bundle, the page shows the diagnosis, the ranges along the step and the samples of the '
-        'batch. It loads nothing from the network. Charts need the extra "report"; without it '
-        'the page has words only. Exits with 0 also if there is no record of incidents, and '
-        'with 1 if it cannot be read; the page says both. Exits with 2 if it cannot write the page '
-        'or LOGDIR is no logdir.',
+        description='Writes one HTML page with the loss and its incidents (bad steps). If an '
+        'incident has a bundle, a folder from which replay runs it again, the page shows the '
+        'diagnosis, the ranges along the step and the samples of the batch. It loads nothing from '
+        'the network. Charts need the extra "report"; without it the page has words only. Exits '
+        'with 0 also if there is no record of incidents, and with 1 if it cannot be read; the page '
+        'says both. Exits with 2 if it cannot write the page or LOGDIR is no logdir.',
     )
-    report.add_argument('folder', metavar='LOGDIR')
+    report.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     report.add_argument('--open', action='store_true', help='open the page in your browser')
     report.add_argument(
         '--output', metavar='FILE', help='the file; default: LOGDIR/slimguard/report.html'

@@ -90,9 +90,9 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
 def _print_groups(record: Record) -> None:
     groups = incident_groups.grouped(record.incidents)
     count, kinds = len(record.incidents), len(groups)
-    head = '%d incident%s' % (count, '' if count == 1 else 's')
+    head = '%d incident%s on record' % (count, '' if count == 1 else 's')
     if kinds < count:
-        head += ' of %d kind%s; --all lists each of them' % (kinds, '' if kinds == 1 else 's')
+        head += ', of %d kind%s; --all lists each of them' % (kinds, '' if kinds == 1 else 's')
     terminal.say(head)
     for group in groups[:_MOST_GROUPS]:
         print()

@@ -47,7 +47,8 @@ class Range(NamedTuple):
         size = int(np.prod(self.shape, dtype=np.int64))
         parts = ['%s%s' % (self.dtype, list(self.shape))]
         if self.min is not None:
-            parts.append('from %.6g to %.6g' % (self.min, self.max))
+            ends = '%.6g' % self.min, '%.6g' % self.max
+            parts.append(ends[0] if ends[0] == ends[1] else 'from %s to %s' % ends)
         if not size:
             parts.append('empty')
         parts += [said.replace(' ', ' of %d ' % size) for said in self.bad]

@@ -65,17 +65,14 @@ def guard(
     ``check_numerics`` of its own around the loss, a bad step raises
     `tf.errors.InvalidArgumentError` instead.
 
-    The forward pass may write, too (``slim.batch_norm(updates_collections=None)``, or update ops
-    under ``tf.control_dependencies`` around ``minimize``). To undo such a write, the step copies
-    the variable ahead of it; the write op gets one more control input for that. Nothing else that
-    exists in the graph changes. New ops live under the scope ``slimguard``. If a
-    `SyncReplicasOptimizer` made the train op, the chief's update gets a gate as well, which the
-    optimizer's queue runner runs from then on. If `train_op` is in the TRAIN_OP collection, the
-    returned op takes its place there.
+    New ops live under the scope ``slimguard``. What exists in the graph stays as it is, with three
+    exceptions. A write of the forward pass (``slim.batch_norm(updates_collections=None)``, or
+    update ops under ``tf.control_dependencies`` around ``minimize``) gets a control input, so that
+    the variable is copied before it. The queue runner of a `SyncReplicasOptimizer` runs a guarded
+    update. The returned op takes the place of `train_op` in the TRAIN_OP collection.
 
-    In a replica of a `tf.distribute` strategy, as in the `model_fn` of an Estimator with a
-    `MirroredStrategy`, all replicas call this, and get one gate. Its loss is the mean of theirs, so
-    a NaN or Inf in one replica keeps all from writing.
+    In a `tf.distribute` strategy, as in the `model_fn` of an Estimator with a `MirroredStrategy`,
+    all replicas call this, and decide together: a NaN or Inf in one keeps all from writing.
 
     Args:
       train_op: a Tensor or an Operation, from `create_train_op`, `optimizer.minimize`,

@@ -75,7 +75,7 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
       reason: that of the incident. One that was held as a spike needs no advice to hold spikes.
     """
-    policy = 'rollback:3x%.1g' % (0.3 if factor is None else factor / 3)
+    policy = 'rollback:3x%.1g' % (0.1 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
     if factor is not None:
         smaller += ', by a smaller factor than %g' % factor
@@ -95,12 +95,14 @@ def for_lost_state(goes_back: bool) -> str:
       goes_back: whether a policy in use rolls back.
     """
     told = (
-        'what made it so went past the gate: a load or an assign, an update that was run alone or '
-        'beside the train op, or a restore. An update is guarded if it is part of the train op: '
-        'slimguard.guard(tf.group(train_op, update))'
+        'the write that made it so was not guarded, and its line is not known: a load or an '
+        'assign, an update that was run alone or beside the train op, or a restore. To guard an '
+        'update, make it part of the train op: slimguard.guard(tf.group(train_op, update)). After '
+        'a restore, "python -m slimguard checkpoints LOGDIR" names the bad variables of each '
+        'checkpoint'
     )
     if not goes_back:
-        told += ", and on_nan='rollback' goes back to a state before it, if there is one"
+        told += ". on_nan='rollback' goes back to a state before it, if there is one"
     return told
 
 

@@ -158,7 +158,7 @@ class FallbackChain:
 def skipped_in_words(skipped: int, steps: int, why: Optional[str]) -> str:
     """How many steps were skipped, of how many, and why the last one was, if that is known."""
     told = '%d of %d batches %s skipped' % (skipped, steps, 'was' if skipped == 1 else 'were')
-    return '%s; why, of the last that was examined: %s' % (told, why) if why else told
+    return '%s; cause of the last one examined: %s' % (told, why) if why else told
 
 
 _EXPLODES = (

@@ -8,7 +8,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-# The columns of a step's row, a float64 vector; an unknown number is NaN. From GRADIENTS on there
+# The columns of a step's row, a float64 vector; an unknown number is NaN. STEP is the global step
+# after the step. From GRADIENTS on there
 # is a column for each gradient: half the sum of its squares as the optimizer takes it.
 STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
 
@@ -16,6 +17,20 @@ STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
 def norm_of(row: np.ndarray) -> float:
     """The norm of all gradients of a step together, from its row."""
     return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
+
+
+def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
+    """The global step at which each step began; its row has the one after it.
+
+    A step that was written made it larger by one, unless it only added up gradients.
+    """
+    found, last, was_good = [], math.nan, False
+    for row in rows:
+        after, is_good = float(row[STEP]), bool(row[IS_GOOD])
+        only_added = is_good and was_good and after == last
+        found.append(after - (is_good and not only_added))
+        last, was_good = after, is_good
+    return found
 
 
 # A learning rate jumps this many times; a number surges this many times over its median.
@@ -42,7 +57,8 @@ class History(NamedTuple):
         """Lists of the same length, with an entry for each step, and the names of the gradients.
 
         * `gradients`: as above.
-        * `step`: the global step after the step; None if the graph has none.
+        * `step`: the global step at which the step began, as in an `Incident`; None if the graph
+          has none.
         * `good`: whether the step was written.
         * `loss`, `learning_rate`: None if there is none, or if the rate is no tensor. A NaN loss
           stays NaN.
@@ -51,7 +67,7 @@ class History(NamedTuple):
         """
         return {
             'gradients': [list(names) for names in self.gradients],
-            'step': [None if math.isnan(row[STEP]) else int(row[STEP]) for row in self.rows],
+            'step': [None if math.isnan(at) else int(at) for at in steps_before(self.rows)],
             'good': [bool(row[IS_GOOD]) for row in self.rows],
             'loss': self._column(LOSS),
             'learning_rate': self._column(LEARNING_RATE),

@@ -92,7 +92,7 @@ class Incident:
     @property
     def where(self) -> str:
         """The step and the process, with the loss, such as 'at global step 9 (loss inf)'."""
-        told = 'at global step %d' % self.step if self.step is not None else 'in this run'
+        told = 'at global step %d' % self.step if self.step is not None else 'at an unnumbered step'
         if self.worker is not None:
             told += ' on ' + self.worker
         return told if self.loss is None else '%s (loss %g)' % (told, self.loss)

@@ -1,6 +1,7 @@
 """The journal of a training: each incident goes to the log, the record's file and TensorBoard.
 
-In the log the first line gives the cause and its place, the second line the action.
+In the log the first line gives the cause and its place, the second line the action. The last line
+of a training gives the command that shows what happened.
 """
 
 import time
@@ -137,7 +138,7 @@ class Journal:
             )
             self._held_back = 0
         if told and self.count and self.logdir is not None:
-            log().warning('%s; %s', told, report_hint(self.logdir))
+            log().warning('%s.\n    %s', told, report_hint(self.logdir))
         elif told:
             log().warning('%s.', told)
         if self._file is not None:

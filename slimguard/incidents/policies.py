@@ -226,8 +226,8 @@ class Rollback(Policy):
     before its first step.
 
     It does not roll back in three cases: the diagnosis says that the same failure comes again,
-      whatever the weights are; variables are at fault, and no step was good since the last
-      rollback; or the chain also skips, and the diagnosis says that the batch is at fault.
+    whatever the weights are; variables are at fault, and no step was good since the last rollback;
+    or the chain also skips, and the diagnosis says that the batch is at fault.
 
     Args:
       max_times: how often, in one training.

@@ -1,7 +1,6 @@
 """The last steps before an incident, from the history in its bundle, and where it began."""
 
 import math
-import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,7 +17,8 @@ class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step after each; if the graph has none, minus the number of later steps.
+      step: the global step at which each began; if the graph has none, minus the number of later
+        steps.
       axis: says which of the two `step` has.
       written: whether each step was written.
       loss, learning_rate, gradient_norm: a number for each step; None if none is known.
@@ -184,9 +184,8 @@ def number(value: Optional[float]) -> str:
 
 
 def multiple(ratio: float) -> str:
-    """A multiple in two digits: 0.5, 12, 340, 2.4e6."""
-    said = '%.2g' % ratio
-    return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
+    """A multiple in the digits of the messages: 0.5, 12, 342.1, 2.4e+06."""
+    return '%.4g' % ratio
 
 
 def variables(name: str, others: int, most: int = 120) -> str:

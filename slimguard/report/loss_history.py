@@ -127,7 +127,8 @@ def _number(value) -> Optional[float]:
 def curve_of(tag: str, points: np.ndarray) -> Curve:
     """The curve of points [n, 2], each a step and a loss; about `_MOST_POINTS` of them are kept.
 
-    A longer curve is cut into pieces, of which the smallest and the largest point are kept.
+    A step that is smaller than the one before it begins a new segment. One may come twice: two
+    writers of event files note it, or it was held and tried again with the next batch.
     """
     good = points[np.isfinite(points).all(axis=1)]
     back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1

@@ -62,7 +62,8 @@ def what_is_missing(logdir: str) -> Optional[str]:
         return cannot_be_read(logdir, error)
     return (
         '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
-        'incidents' % logdir
+        'incidents. Give the folder that holds these; the last line of slimguard run names it'
+        % logdir
     )
 
 

@@ -93,8 +93,8 @@ class BackOff:
             return
         if directory is None:
             log().warning(
-                'the learning rate is x%g from now on, and that is kept nowhere, since '
-                'nothing has been saved yet: a restart would begin with the full one.',
+                'the learning rate is x%g from now on. No checkpoint is saved yet, so this is kept '
+                'nowhere: save one, or a restart begins with the full rate.',
                 self._factor,
             )
             return
@@ -105,8 +105,8 @@ class BackOff:
             files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
         except (OSError, tf.errors.OpError) as error:
             log().error(
-                'the learning rate is x%g from now on, and %s cannot be written, so a '
-                'restart would not know: %s',
+                'the learning rate is x%g from now on, but %s cannot be written: %s. Mend that, or '
+                'lower the rate by hand, before a restart: it would begin with the full rate',
                 self._factor,
                 path,
                 error,
@@ -145,11 +145,12 @@ def warn_of_another_policy(directory: Optional[str]) -> None:
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
         log().warning(
-            'the learning rate was x%g when the training in %s ended, as %s says. Now '
-            'no policy has a learning_rate, as rollback:3x0.5 has: it is the full one again.',
+            'the learning rate was x%g when the training in %s ended, as %s says. It is the full '
+            'rate again, as no policy here has a factor; rollback:3x0.5 would go on with x%g.',
             kept,
             directory,
             _path_in(directory),
+            kept,
         )
 
 
@@ -169,11 +170,15 @@ def _read(directory: str) -> float:
     except files.errors_of_absence(path):
         return 1.0
     except (*files.errors(path), ValueError, TypeError, KeyError) as error:
-        log().error('%s cannot be read, so the learning rate is the full one: %s', path, error)
+        log().error(_UNREADABLE, path, error)
         return 1.0
 
 
 _NOT_USED = (
-    'Rollback(learning_rate=%g): nothing that is guarded here takes a learning rate; say it in '
-    'on_nan itself, and not only in what a callable there returns'
+    'Rollback(learning_rate=%g) cannot make updates smaller: no guarded op here takes a learning '
+    'rate. Leave the factor out (rollback:3), or lower the rate in Rollback(on_rollback=...)'
+)
+_UNREADABLE = (
+    '%s cannot be read, so the learning rate is the full one: %s. Remove the file to keep that, or '
+    'write {"factor": 0.5} there for half of it'
 )

@@ -113,6 +113,8 @@ class IncidentHandler:
             opened.spent = self._policies.spent
             opened.again = self._journal.again(opened.found.bad_rows)
             ruin = self._ruin_at_the_end(policy)
+            if ruin and opened.found.diagnosis is not None and opened.found.diagnosis.explosion:
+                ruin = '; ' + IS_RUINED  # the cause says how far the loss has grown
             opened.note_reason(opened.again + self._policies.why_not + ruin)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')

@@ -60,14 +60,13 @@ class Recovery:
         The state that is saved before an error ends the training should be of use. Soon after a
         rollback it is the state that was restored.
         """
-        ruin = self.snapshots.ruin(is_last=True)
-        if not ruin:
+        if not self.snapshots.ruin(is_last=True):
             return
         snapshot = self.snapshots.trusted() or self.snapshots.went_back_to
         state = snapshot or self._trusted_checkpoint(step)
         if state is not None:
             self._put_back(session, state)
-            log().warning('the variables are put back to %s%s.', _name_of(state), ruin)
+            log().warning(_RUINED, _name_of(state))
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
         """Gives the variables the values that they had in a state."""
@@ -287,6 +286,7 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
+_RUINED = 'the weights are ruined, so the variables are put back to %s.'
 _LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'

@@ -9,7 +9,7 @@ from typing import Any, Callable, Deque, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from slimguard import gate as gates
-from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
+from slimguard.incidents.history import IS_GOOD, LOSS, History, norm_of, steps_before
 from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
@@ -94,16 +94,16 @@ class StepHistory:
             return
         self._largest = None  # the warning comes once
         is_loss = bool(times[0])
-        step, before = row[STEP], of_loss.count - 1
+        step, before = steps_before([*self._rows, row])[-1], of_loss.count - 1
         losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
         for each in list(self._rows):
             if each[IS_GOOD]:
                 losses.note(each[LOSS])
                 norms.note(norm_of(each))
-        said = '%s %.4g%s is%s %.3g times %s before it, and was written' % (
+        said = '%s %.6g%s is%s %.4g times %s before it, and was written' % (
             'loss' if is_loss else gates.GRADIENT_NORM,
             loss if is_loss else norm,
-            '' if math.isnan(step) else ' of global step %d' % step,
+            '' if math.isnan(step) else ' at global step %d' % step,
             ', by absolute value,' if is_loss and loss < 0 else '',
             times[0] or times[1],
             'the largest of all %d good steps' % before if before > 1 else 'that of the only step',
@@ -271,7 +271,7 @@ _WOULD_HOLD = '; %s would have held it'
 def _times(name: str, value: float, usual: Level) -> str:
     median = usual.median or math.nan
     steps = 'the only good step' if len(usual) == 1 else 'the last %d good steps' % len(usual)
-    return '%s %.4g is %.3g times the median %.4g of %s' % (
+    return '%s %.6g is %.4g times the median %.4g of %s' % (
         name,
         value,
         abs(value) / median,

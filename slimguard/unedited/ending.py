@@ -3,7 +3,7 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Any, Callable, Dict, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow as tf
@@ -150,26 +150,32 @@ class Account:
         """Logs the skipped steps, and a step that was far beyond all before it."""
         if self.skipped:
             told = skipped_in_words(self.skipped, self.steps, self.why_skipped)
-            log().warning('%s%s', told, self.see() or '.')
+            log().warning('%s', '\n    '.join([told + '.', *self.commands()]))
         if self.jump:
             log().warning('%s.', self.jump)
 
     def __str__(self) -> str:
-        clauses = []
+        return '\n'.join(self.lines())
+
+    def lines(self) -> List[str]:
+        """The result, a line for each fact beside it, and the next command."""
+        told = []
         if self.train_ops or self.writing_runs:
-            clauses.append(self._guarded() + self._saves())
+            told.append(self._guarded() + self._saves())
+            if self.jump:
+                told.append(self.jump)
             if self.refused:
-                clauses.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
+                told.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
             if self.saved_at_signal:
-                clauses.append(self.saved_at_signal)
+                told.append(self.saved_at_signal)
             is_ours = self.actions.keys() & {'raise', 'stop'}  # the error that ended the script
             if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
-                clauses.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
+                told.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
         elif not self.own_steps:
-            clauses.append('nothing here was guarded: %s%s' % (_why_nothing(self), self._saves()))
+            told.append('nothing here was guarded: %s%s' % (_why_nothing(self), self._saves()))
         if self.own_steps and not self.train_ops:
-            clauses.append(_BY_ITSELF % _counted(self.own_steps, 'step'))
-        return '; '.join(clauses) + self.see()
+            told.append(_BY_ITSELF % _counted(self.own_steps, 'step'))
+        return told + self.commands()
 
     def _guarded(self) -> str:
         """What was guarded, and how many incidents there were."""
@@ -185,26 +191,21 @@ class Account:
         else:
             done = ['%s %d' % each for each in self.actions.items()]
             rate = '' if self.learning_rate is None else _RATE % self.learning_rate
-            said += ', %s (%s%s)' % (_counted(self.incidents, 'incident'), ', '.join(done), rate)
-        return said + (', but ' + self.jump if self.jump else '')
+            counted = _counted(self.incidents, 'incident')
+            said += ', %s in this run (%s%s)' % (counted, ', '.join(done), rate)
+        return said
 
-    def see(self) -> str:
-        """The command that shows what happened, behind a semicolon; '' if there is no record."""
+    def commands(self) -> List[str]:
+        """For each logdir with a record, the command that shows what happened."""
         there = [logdir for logdir in self.logdirs if _has_record(logdir)]
-        return '; ' + report_hint(there[0]) if there else ''
+        return [report_hint(logdir) for logdir in there[:_MOST_NAMES]]
 
     def _saves(self) -> str:
-        """How many saves were refused, and where the records are."""
-        said = ''
-        if self.refused_saves:
-            said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
-            said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
-        folders = [
-            os.path.dirname(path_in(logdir)) for logdir in self.logdirs if _has_record(logdir)
-        ]
-        if folders:
-            said += '; record and bundles: %s' % ', '.join(folders)
-        return said
+        """How many saves were refused."""
+        if not self.refused_saves:
+            return ''
+        saves, names = _counted(self.refused_saves, 'save'), list(self.not_finite)
+        return ', %s refused as not finite (%s)' % (saves, texts.listed(names, _MOST_NAMES))
 
 
 class Ending:
@@ -241,7 +242,10 @@ class Ending:
             return
         self._has_said = True
         where = 'in process %d, %s: ' % (self._process, self._child) if self._child else ''
-        terminal.complain(where + str(self._seen))
+        result, *others = self._seen.lines()
+        terminal.complain(where + result)
+        for line in others:
+            terminal.complain(line)
 
     def _become_fork(self) -> None:
         # The parent reports the earlier steps.
@@ -278,8 +282,8 @@ _RATE = '; learning rate x%g since the last rollback'
 # A script may look at a loss one step later.
 _SOON = 1
 _ENDED_AT_NAN = (
-    'the script ended %s after it had fetched a NaN of a bad step, of which nothing was written. '
-    'Whether a check of its own ended it, such as assert not np.isnan(loss), is not seen from here'
+    'the script ended %s after it had fetched a NaN of a bad step, whose update was not applied. '
+    'If a check such as assert not np.isnan(loss) ended it, take the check out'
 )
 _BY_ITSELF = (
     'the script guards itself with a NanLossHook, slimguard.watch or slimguard.train: %s. Its own '

@@ -34,14 +34,18 @@ def instrument(
 ) -> 'Instrumentation':
     """Guards every training from here on, in code that knows nothing of slimguard.
 
-    Every update that an optimizer of TensorFlow 1 makes from here on gets a gate when a session
-    runs it, in any loop, `slim.learning.train` among them, and the policy acts there: `Session.run`
-    raises `NanLossError` for 'raise', and `tf.errors.OutOfRangeError`, as at the end of an input,
-    for 'stop'. 'rollback' restores a snapshot, the newest finite checkpoint that the code's own
-    `Saver` wrote, or the state before the first step. A `Saver` refuses a save that is not finite,
-    and a `NanTensorHook` leaves a guarded training to the policy. The log names, once, each update
-    that cannot be guarded. Histogram summaries leave out values that are not finite; TensorFlow's
-    own raise for them.
+    Each update that a session runs is checked before it is written, in any loop,
+    `slim.learning.train` among them. After a bad step the policy acts:
+
+    * 'raise': `Session.run` raises `NanLossError`.
+    * 'stop': `Session.run` raises `tf.errors.OutOfRangeError`, as at the end of an input.
+    * 'skip': `Session.run` returns the values of the bad step, whose update was not applied.
+    * 'rollback': a snapshot comes back, or the newest finite checkpoint that the code's own `Saver`
+      wrote, or the state before the first step.
+
+    A `Saver` refuses a save that is not finite, a `NanTensorHook` leaves a guarded training to the
+    policy, and histogram summaries leave out values that are not finite. The log names, once, each
+    update that cannot be guarded.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.

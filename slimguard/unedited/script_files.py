@@ -161,7 +161,7 @@ def _good_for(save_path: Any) -> Any:
     except OSError:  # it cannot be read: the restore will say why
         return save_path
     if good is None:
-        log().error('checkpoint %s is %s, and there is none that is good', path, found)
+        log().error(_NONE_GOOD, path, found)
         return save_path
     log().warning(
         'checkpoint %s is %s; resuming from %s, the newest that is good.', path, found, good
@@ -225,3 +225,9 @@ def _name_of_script() -> str:
     if name == '__main__':  # of a package, or a folder
         name = os.path.basename(os.path.dirname(os.path.abspath(path)))
     return name if name not in ('', '-c', '-m') else 'python'
+
+
+_NONE_GOOD = (
+    'checkpoint %s is %s, and there is none that is good: restore a copy from elsewhere, or begin '
+    'in an empty folder.'
+)

@@ -119,7 +119,7 @@ class ScriptSaves:
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:
-            self.why_not = 'the script has saved nothing yet, so there is no place to save it in'
+            self.why_not = _NO_PLACE
             return None
         path, number, args, kwargs = last.call
         self.why_not = Restorer.why_not_saved
@@ -199,3 +199,9 @@ class ScriptRestorer(FirstStateRestorer):
             FirstStateRestorer.restore(self, session, checkpoint)
         else:
             self._saves.savers[checkpoint].restore(session, checkpoint)
+
+
+_NO_PLACE = (
+    'the script has saved nothing yet, so there is no place to save it in; a Saver.save before the '
+    'loop names one'
+)

@@ -117,7 +117,7 @@ def require_spike(incident, losses, far):
     assert incident['reason'].startswith('loss ')
     assert '; gradient norm ' in incident['reason']
     assert incident['reason'].count('of the last 10 good steps') == 2
-    said = '%.4g is %.3g times the median %.4g' % (
+    said = '%.6g is %.4g times the median %.4g' % (
         losses[far],
         losses[far] / np.median(losses[far - 10 : far]),
         np.median(losses[far - 10 : far]),

@@ -61,7 +61,7 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
     record(tmp_path, *many, late)
     assert run('incidents', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == '28 incidents of 2 kinds; --all lists each of them'
+    assert lines[0] == '28 incidents on record, of 2 kinds; --all lists each of them'
     assert lines[2:6] == [
         '27 times, from global step 3 to 29: skip',
         '  in the forward pass: log of 0',
@@ -103,7 +103,7 @@ def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):
     record(tmp_path, *[incident(step, 'not finite: w%d' % step) for step in range(300)])
     assert run('incidents', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == '300 incidents'
+    assert lines[0] == '300 incidents on record'
     assert lines[-3] == 'and 280 more kinds; --all lists each incident'
     assert len(lines) < 100
 

@@ -16,7 +16,7 @@ def jumped(jump=4.0, after=3, loss=50.0, before=100, back=0):
 
 
 def test_the_cause_of_an_explosion_is_the_jump_of_the_rate_before_it():
-    said = 'the learning rate went from 0.02 to 4 at step 101; the loss followed '
+    said = 'the learning rate went from 0.02 to 4 at step 100; the loss followed '
     assert explosion_in(jumped()) == said + '3 steps later'
     assert explosion_in(jumped(after=1)) == said + '1 step later'
     assert explosion_in(jumped(after=0)) == said + 'in the same step'
@@ -51,14 +51,14 @@ def grown(losses, norms=1.0, **kwargs):
         # From the last step at which it was low to the last that was written.
         (
             [*USUAL, 0.6, 1e3, 1e8, 1e17, NAN],
-            'the loss went from 0.6 at step 101 to 1e+17 at step 104',
+            'the loss went from 0.6 at step 100 to 1e+17 at step 103',
         ),
         # It explodes from the beginning.
         (
             [1.5, 1e2, 1e7, 1e20, 1e35, NAN],
-            'the loss went from 1.5 at step 1 to 1e+35 at step 5',
+            'the loss went from 1.5 at step 0 to 1e+35 at step 4',
         ),
-        ([-1.0, -1e9, NAN], 'the loss went from -1 at step 1 to -1e+09 at step 2'),
+        ([-1.0, -1e9, NAN], 'the loss went from -1 at step 0 to -1e+09 at step 1'),
     ],
 )
 def test_what_grew_far_beyond_all_that_was_usual_is_told(losses, said):
@@ -83,10 +83,17 @@ def test_what_did_not_is_not(losses):
 
 def test_the_norm_of_the_gradients_grows_alike_and_a_return_ends_what_was_before_it():
     norms = np.append(np.ones(50), [1e4, 1e9, NAN])[:, None]
-    said = 'the gradient norm went from 1 at step 50 to 1e+09 at step 52'
+    said = 'the gradient norm went from 1 at step 49 to 1e+09 at step 51'
     assert grown(np.ones(53), norms) == said
     steps = [*range(1, 51), *range(41, 44)]
     losses = [*np.ones(48), 1e5, 1e9, 1.0, 1.0, NAN]
     assert grown(losses, step=steps) == ''
-    said = 'the loss went from 1 at step 41 to 1e+07 at step 42'
+    said = 'the loss went from 1 at step 40 to 1e+07 at step 41'
     assert grown([*losses[:-2], 1e7, NAN], step=steps) == said
+
+
+def test_the_global_step_of_a_step_is_that_at_which_it_began():
+    """One that was held began at the number that it left, and so did one that only added up."""
+    norms = np.ones([6, 1])
+    written = dict(step=[1, 2, 2, 3, 3, 4], good=[1, 1, 0, 1, 1, 1])
+    assert history_of(norms, **written)['step'] == [0, 1, 2, 2, 3, 3]

@@ -112,7 +112,7 @@ def test_a_chain_tells_once_how_many_were_skipped():
     chain.step_was_skipped(is_decided=False)
     assert chain.tell() == '3 of 6 batches were skipped'
     chain.step_was_skipped(why='log of 0')
-    said = '4 of 6 batches were skipped; why, of the last that was examined: log of 0'
+    said = '4 of 6 batches were skipped; cause of the last one examined: log of 0'
     assert chain.tell() == said
 
 

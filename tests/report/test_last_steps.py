@@ -11,7 +11,7 @@ NAN, INF = float('nan'), float('inf')
 
 
 def history_of(norms, names=None, loss=None, step=None, good=None, rates=None):
-    """A history as a training makes it, of the norms [steps, gradients]."""
+    """A history as a training makes it, of norms [steps, gradients]; `step` is that after each."""
     norms = np.asarray(norms, float)
     steps, gradients = norms.shape
     names = names or [('layer%d/weights' % n,) for n in range(gradients)]
@@ -46,7 +46,7 @@ def test_what_nobody_knows_is_none_and_what_is_not_finite_is_kept():
 def test_of_a_long_history_the_newest_steps_are_shown():
     found = steps_of(np.ones([last_steps.MOST_STEPS + 5, 1]))
     assert len(found.step) == len(found.norms) == last_steps.MOST_STEPS
-    assert found.step[-1] == last_steps.MOST_STEPS + 5
+    assert found.step[-1] == last_steps.MOST_STEPS + 4
 
 
 # The gradients.
@@ -66,8 +66,8 @@ def test_where_it_began_is_the_first_step_and_its_farthest_row():
     begin = began(norms, names=names)
     assert (begin.column, begin.gradient) == (15, 1)
     assert (
-        'At step 16: the gradient of b/biases and 2 more is 1e5 times its median; 2 of 4 gradients '
-        'left their usual range.' in begin.said
+        'At step 15: the gradient of b/biases and 2 more is 1e+05 times its median; 2 of 4 '
+        'gradients left their usual range.' in begin.said
     )
 
 
@@ -76,7 +76,7 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     norms[4] = NAN
     begin = began(norms)
     assert begin.gradient is None
-    said = 'At step 5: all gradients are not finite, or above 100 times their median.'
+    said = 'At step 4: all gradients are not finite, or above 100 times their median.'
     assert begin.said == said
     norms[4] = [NAN, 1e3, NAN]
     assert began(norms).said == said
@@ -93,15 +93,15 @@ def test_it_begins_where_the_last_explosion_does():
 
 def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     norms, good = np.ones([8, 2]), np.ones(8)
-    norms[[1, 3, 7]], good[[1, 3, 7]] = 1e3, 0  # held at 5, gone back to 3; held, gone back to 2
-    step = [5, 5, 4, 4, 3, 4, 5, 5]
+    norms[[1, 3, 7]], good[[1, 3, 7]] = 1e3, 0  # held at step 1, gone back to 0; twice
+    step = [1, 1, 1, 1, 1, 2, 3, 3]
     begin = began(norms, step=step, good=good)
     assert begin.column == 7
-    assert begin.said.startswith('At step 5 (the last): all gradients are ')
+    assert begin.said.startswith('At step 3: all gradients are ')
     # A step that was held and left out is no rollback.
     skipped = [0, 1, 0, 1, 0, 0]
-    begin = began(norms[skipped], step=[5] * 6, good=good[skipped])
-    assert begin.column == 1 and begin.said.startswith('At step 5 (4 steps before the last): ')
+    begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])
+    assert begin.column == 1 and begin.said.startswith('At step 1 (4 steps before the last): ')
     found = last_steps.curve(steps_of(norms, step=step, good=good, loss=range(8)))
     assert [len(each) for each in found.segments] == [2, 2, 4]
 

@@ -344,7 +344,7 @@ def test_the_last_steps_are_shown(sound_and_not):
     put(path, history_of(norms, names, np.linspace(3, 1, 200)))
     seen = see(logdir, png=str(logdir / 'x.png'))
     assert 'The last 200 steps' in seen.text and 'net/block' in seen.text
-    assert 'At step 181: the gradient of ' in seen.text
+    assert 'At step 180: the gradient of ' in seen.text
     # There are no event files, and so the last steps are the curve.
     assert report_data.OF_LAST_STEPS.strip() in seen.text and 'looks like a loss' in seen.text
     assert len(page_of(logdir)) < 1e6
@@ -380,7 +380,7 @@ def test_what_is_not_in_the_curve_is_counted(tmp_path):
 def test_the_norm_of_the_gradients_is_told_in_the_card_and_in_the_table(tmp_path):
     record(tmp_path, line(action='stop', gradient_norm=3.1e9, gradient_norm_ratio=2.44e6))
     seen = see(tmp_path)
-    said = '3.1e+09, 2.4e6 times the median of the last good steps'
+    said = '3.1e+09, 2.44e+06 times the median of the last good steps'
     assert sum(word.strip() == said for word in seen.words) == 1
     assert seen.words.count('gradient norm ' + said) == 1
 

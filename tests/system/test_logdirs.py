@@ -33,8 +33,8 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
         folder = make(tmp_path / str(number), *names)
         with pytest.raises(logdirs.LogdirError) as caught:
             logdirs.require_logdir(folder)
-        what = 'it holds no checkpoint, no summaries and no record of incidents'
-        assert str(caught.value) == '%s is no logdir of a training: %s' % (folder, what)
+        what = 'it holds no checkpoint, no summaries and no record of incidents. Give the folder '
+        assert str(caught.value).startswith('%s is no logdir of a training: %s' % (folder, what))
 
 
 def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it(tmp_path):

@@ -124,7 +124,7 @@ class TestWhatIsTold:
         with pytest.raises(slimguard.NanLossError) as caught:
             options = dict(on_nan='raise', max_loss=1e6, logdir=tmp_path)
             self.train(lambda y: tf.reduce_mean(tf.square(y - 1)), batches, rates, **options)
-        why = 'he learning rate went from 0.01 to 50 at step 13; the loss followed 1 step later'
+        why = 'he learning rate went from 0.01 to 50 at step 12; the loss followed 1 step later'
         assert 'loss %g): t%s\n' % (caught.value.incident.loss, why) in str(caught.value)
         (kind,) = report_data.kinds_of(report_data.gather(str(tmp_path)))
         assert kind.first.headline == 'T%s.' % why
@@ -147,6 +147,9 @@ class TestWhatIsTold:
             assert headline.endswith('; then Square overflowed.')
             assert 'row' not in headline and len(commands) == 1
             assert to_do == advice.FOR_GROWTH
+            # Once: not also as the loss by which the weights are known to be ruined.
+            ruined = 'the weights were ruined before, though they are finite'
+            assert caught.value.incident.reason.endswith(ruined)
         else:  # close by: the weights are good, and a row of the last batch is not
             assert 'in row 2' in headline and commands[1].endswith(' --without 2')
             assert 'learning rate' not in to_do

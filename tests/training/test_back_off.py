@@ -104,7 +104,7 @@ def test_the_log_and_tensorboard_say_it(tmp_path):
         train(train_op, tmp_path, on_nan=Rollback(learning_rate=0.3))
     (line,) = [line for line in lines if 'incident 1' in line]
     assert 'model.ckpt-0, learning rate x0.3 from now on (1 of 3 times).' in line
-    told = 'went back to an earlier state 1 time; the learning rate ends at x0.3; to see '
+    told = 'went back to an earlier state 1 time; the learning rate ends at x0.3.\n    to see '
     assert any(line.startswith(told) for line in lines)
     events = [path for path in tmp_path.iterdir() if 'tfevents' in path.name]
     found = [
@@ -124,7 +124,7 @@ def test_without_such_a_policy_the_full_rate_is_back_and_that_is_said(loop, tmp_
         with tf.Graph().as_default(), LogLines() as lines:
             loop(given(str(tmp_path), steps=steps, bad=bad, on_nan=on_nan))
     (said,) = [line for line in lines if 'learning rate' in line]
-    assert 'was x0.5 when' in said and 'it is the full one again' in said
+    assert 'was x0.5 when' in said and 'It is the full rate again' in said
 
 
 @pytest.mark.full

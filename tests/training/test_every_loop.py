@@ -57,8 +57,10 @@ class TestEachPolicy:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
         assert told_of_skips(lines) == ['1 of 7 batches was skipped']
-        (last,) = [line for line in lines if 'batches was skipped; why, of the last that' in line]
-        assert last.endswith('; to see what happened: python -m slimguard report %s' % tmp_path)
+        (last,) = [line for line in lines if 'batches was skipped; cause of the last one' in line]
+        assert last.endswith(
+            '.\n    to see what happened: python -m slimguard report %s' % tmp_path
+        )
         (record,) = records_in(tmp_path)
         assert (record['step'], record['action'], record['held']) == (3, 'skip', True)
         assert 'bad data: 1 NaN among 12 values, in row 1' in record['diagnosis']

@@ -84,7 +84,7 @@ def test_before_an_error_ruined_weights_give_way_to_it(monkeypatch):
         recovery.leave_ruin(None, 60)
     (line,) = lines
     assert line.endswith(
-        'the variables are put back to %s/model.ckpt-50; and the weights are ruined.' % LOGDIR
+        'the weights are ruined, so the variables are put back to %s/model.ckpt-50.' % LOGDIR
     )
 
 

@@ -55,11 +55,12 @@ def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_
     said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
     in_child = (
         r'slimguard: in process \d+, a child: guarded GradientDescent: 3 steps, 1 incident '
-        r'\(skip 1\); record and bundles: .*records.*'
+        r'in this run \(skip 1\)'
     )
     assert re.fullmatch(in_child, said[0])
-    assert said[1].endswith('a child of multiprocessing; these have a last line of their own')
-    assert len(said) == 2
+    assert said[1].endswith('python -m slimguard report %s' % (tmp_path / 'records'))
+    assert said[2].endswith('a child of multiprocessing; these have a last line of their own')
+    assert len(said) == 3
     incidents = record_file.read_incidents(tmp_path / 'records')
     assert [incident.action for incident in incidents] == ['skip']
     assert all('1 NaN' in incident.diagnosis for incident in incidents)

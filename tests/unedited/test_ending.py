@@ -45,9 +45,9 @@ def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_traine
             seen.note_run(train_ops)
     for logdir in (kept, empty):
         seen.note_refused_save(['v', 'w'], str(logdir))
-    said = ', 2 saves refused as not finite (v, w); record and bundles: %s'
-    before, _, after = str(seen).partition(said % (kept / 'slimguard'))
-    assert after == '; to see what happened: python -m slimguard report %s' % kept
+    result, command = seen.lines()
+    before, _, after = result.partition(', 2 saves refused as not finite (v, w)')
+    assert command == 'to see what happened: python -m slimguard report %s' % kept and not after
     if has_trained:
         assert before == 'guarded Adam: 3 steps and 2 runs that only wrote, no incident'
     else:
@@ -61,8 +61,8 @@ def test_the_learning_rate_that_rollbacks_left_is_said():
     for action, rate in [('rollback', 0.5), ('rollback', 0.25), ('skip', None)]:
         incident = Incident(3, 0.5, 'reason', (), 'hook', 1.0, action=action, learning_rate=rate)
         seen.note_incidents([incident], None)
-    said = 'guarded Adam: 9 steps, 3 incidents (rollback 2, skip 1; learning rate x0.25 since the '
-    assert str(seen) == said + 'last rollback)'
+    said = 'guarded Adam: 9 steps, 3 incidents in this run (rollback 2, skip 1; learning rate '
+    assert str(seen) == said + 'x0.25 since the last rollback)'
 
 
 def test_why_nothing_was_guarded_is_said(monkeypatch):
@@ -172,9 +172,10 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_forks_do(tmp_path):
         r'slimguard: in process \d+, a fork: nothing here was guarded: train op .* cannot be'
     )
     assert re.match(not_guarded, said[1])
-    stopped, of_stopped, of_fork, of_parent = said[2:]
+    stopped, of_stopped, command, of_fork, of_parent = said[2:]
     assert stopped.startswith("slimguard: 'stop' ended the script inside its loop")
-    assert re.match(process + r'1 step, 1 incident \(stop 1\)', of_stopped)
+    assert re.fullmatch(process + r'1 step, 1 incident in this run \(stop 1\)', of_stopped)
+    assert 'python -m slimguard report ' in command
     assert re.fullmatch(process + '3 steps, no incident', of_fork)
     assert 'this script ran no session' in of_parent
     assert of_parent.endswith('; these have a last line of their own')
@@ -216,9 +217,10 @@ def test_a_signal_ends_slims_loop_after_the_step_and_it_is_said_what_was_saved(
     script.write_text(INTERRUPTED)
     options = ['--tf1', '--on_nan=skip', '--quiet', script, number]
     done = forked_python('-m', 'slimguard', 'run', *options, cwd=str(tmp_path))
-    *before, last = done.stderr.splitlines()
+    *before, result, saved_at, command = done.stderr.splitlines()
     saved = '%s: saved %s' % (name, tmp_path / 'logs' / 'model.ckpt-3 (global step 3)')
-    assert saved in last and ': 4 steps, 1 incident (skip 1); ' in last
+    assert saved in saved_at and result.endswith(': 4 steps, 1 incident in this run (skip 1)')
+    assert command.endswith('python -m slimguard report %s' % (tmp_path / 'logs'))
     if number == 'SIGTERM':
         assert done.returncode == -signal.SIGTERM
         return

@@ -73,8 +73,9 @@ def test_slims_loop_skips_a_bad_step_and_counts_it(check_numerics, tmp_path):
     with slimguard.instrument(on_nan='skip') as active:
         model = Linear(bad=(2,))
         train(create_train_op(model, check_numerics=check_numerics), str(tmp_path))
-    said = str(active.sessions.seen)
-    assert ': 7 steps, 1 incident (skip 1); record and bundles: %s' % tmp_path in said
+    result, command = active.sessions.seen.lines()
+    assert result.endswith(': 7 steps, 1 incident in this run (skip 1)')
+    assert command.endswith('python -m slimguard report %s' % tmp_path)
     assert model.batches.drawn == 7 and checkpoint_at(tmp_path) == (6, [])
 
 

@@ -157,7 +157,7 @@ def test_a_good_update_keeps_its_bits_and_a_bad_one_changes_nothing(name, tmp_pa
     np.testing.assert_equal(guarded, plain)
     seen = guards.sessions.seen
     assert seen.actions == {'skip': 1} and not seen.refused and not seen.train_ops
-    assert str(seen).startswith('guarded 3 runs that only wrote, 1 incident (skip 1); record ')
+    assert seen.lines()[0] == 'guarded 3 runs that only wrote, 1 incident in this run (skip 1)'
     (record,) = records_in(tmp_path)
     assert record['reason'].startswith('not finite') and 'own/' in record['reason']
     assert record['diagnosis'] is not None
@@ -373,8 +373,8 @@ def test_between_the_steps_of_a_training(tmp_path):
         assert np.isfinite(own.session.run(own.mean)).all()
         own.session.close()
     seen = guards.sessions.seen
-    said = 'guarded GradientDescent: 3 steps and 6 runs that only wrote, 1 incident (skip 1)'
-    assert str(seen).startswith(said)
+    said = 'guarded GradientDescent: 3 steps and 6 runs that only wrote, 1 incident in this run '
+    assert seen.lines()[0] == said + '(skip 1)'
 
 
 def test_what_cannot_be_guarded_is_named_once(tmp_path):

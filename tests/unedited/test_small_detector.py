@@ -28,7 +28,7 @@ def under(*options):
 def test_without_a_smaller_learning_rate_it_explodes_after_each_rollback(tmp_path):
     process, _, _, step, bad = detect('Momentum', tmp_path, *under('--on_nan=skip:3,rollback:5'))
     assert process.returncode == 1 and step < STEPS and bad == 0
-    assert 'rollback:3x0.3' in process.stderr and 'spike=True' in process.stderr
+    assert 'rollback:3x0.1' in process.stderr and 'spike=True' in process.stderr
 
 
 @pytest.mark.parametrize(

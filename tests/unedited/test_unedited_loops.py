@@ -430,19 +430,19 @@ with tf.Session() as session:
 @pytest.mark.parametrize(
     'on_nan, status, said',
     [
-        ('stop', 0, '6 steps, 1 incident (stop 1)'),
-        ('raise', 1, '6 steps, 1 incident (raise 1)'),
+        ('stop', 0, '6 steps, 1 incident in this run (stop 1)'),
+        ('raise', 1, '6 steps, 1 incident in this run (raise 1)'),
     ],
 )
-def test_a_script_ends_with_one_line_that_says_what_was_guarded(on_nan, status, said, tmp_path):
+def test_a_script_ends_with_what_was_guarded_and_the_next_command(on_nan, status, said, tmp_path):
     (tmp_path / 'script.py').write_text(SCRIPT)
     (tmp_path / 'logs').mkdir()
     arguments = ['run', '--tf1', '--on_nan=' + on_nan, 'script.py']
     run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
     assert (run.returncode, run.stdout.strip()) == (status, ''), run.stderr
-    last = run.stderr.splitlines()[-1]
-    record = tmp_path / 'logs' / 'slimguard'
-    assert last.startswith('slimguard: guarded Adam: %s; record and bundles: %s; ' % (said, record))
+    result, command = run.stderr.splitlines()[-2:]
+    assert result == 'slimguard: guarded Adam: %s' % said
+    assert command.endswith('python -m slimguard report %s' % (tmp_path / 'logs'))
     assert checkpoint_at(tmp_path / 'logs')[1] == []
     (incident,) = records_in(tmp_path / 'logs')
     assert 'bad data' in incident['diagnosis'] and 'loss squares' in incident['reason']

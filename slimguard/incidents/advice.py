@@ -12,8 +12,9 @@ FOR_A_JUMP = (
     'before it is written, and rollback goes back to the weights before it.'
 )
 FOR_GROWTH = (
-    'Train with a smaller learning rate, or clip the gradients. spike=True holds a step whose loss '
-    'or gradient jumps, and rollback goes back to the weights before it.'
+    'If it grew in one step, look at the batch of that step. Train with a smaller learning rate, '
+    'or clip the gradients. spike=True holds a step whose loss or gradient jumps, and rollback '
+    'goes back to the weights before it.'
 )
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
 # By the words that a diagnosis uses for the cause; the first match counts.
@@ -53,7 +54,8 @@ BY_PHASE = {
     'a tf.where around the input (around the result alone it does not help the gradient).',
     'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
     'add a small epsilon to the input.',
-    'update': 'Train with a smaller learning rate, or clip the gradients.',
+    'update': 'If its inputs are large, train with a smaller learning rate, or clip the gradients; '
+    "else look at the optimizer's arguments.",
     'variable': 'Find the code that wrote this variable: an update beside the train op, or a '
     'restore. Rollback goes back to a state before it, if there is one.',
     'constant': 'Mend the constant in the line that makes it.',

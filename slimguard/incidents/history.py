@@ -119,7 +119,10 @@ def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.n
         largest = float(before.max())
         most = EXPLODED * max(largest, 1.0) if is_short else FAR * largest
         if sizes[-1] > most:
-            first = int(places[np.flatnonzero(before <= 2 * before.min())[-1]])
+            low = len(before) - 1  # what grew in one step was low until then
+            if is_short or sizes[len(before)] <= most:
+                low = np.flatnonzero(before <= 2 * before.min())[-1]
+            first = int(places[low])
             last = int(places[-1])
             told = name, values[first], _when(steps, first), values[last], _when(steps, last)
             return 'the %s went from %.4g %s to %.4g %s' % told

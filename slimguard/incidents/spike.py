@@ -28,8 +28,9 @@ class Spike:
     """A step is an incident if its loss or gradient norm is far above that of the last good steps.
 
     The limit is a multiple of the median of the last `window` good steps. There is one for the
-    absolute value of the loss, and one for the norm of all gradients as the optimizer takes them
-    (after clipping, if there is any). The gate compares before anything is written.
+    loss, made of absolute values, and one for the norm of all gradients as the optimizer takes them
+    (after clipping, if there is any). The gate compares before anything is written. A loss far
+    below zero is not held.
 
     * A value that was once typical is no spike: the limit never falls below the largest median so
       far.

@@ -44,8 +44,8 @@ _NO_PARTIAL_RUN = (
 
 _NAN_BESIDE = (
     "the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
-    'nothing itself and has written nothing bad. on_nan=%r decides, and not the hook. This is '
-    'said once.'
+    'nothing itself and computes nothing that it writes. on_nan=%r decides, and not the hook. This '
+    'is said once.'
 )
 
 
@@ -181,7 +181,7 @@ class PatchedSessions:
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
         """Leaves a guarded training to the policy.
 
-        A run beside its steps has written nothing bad either, as in a GAN's Estimator, whose train
+        A run beside its steps computes nothing that it writes, as in a GAN's Estimator, whose train
         ops run in hooks; but it may have fetched the loss of a bad batch.
         """
         session = run_context.session

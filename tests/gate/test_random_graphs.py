@@ -141,6 +141,6 @@ def test_under_a_hook_it_does_so_too_or_the_run_is_refused(seed, tmp_path):
     for names, steps, refused in found[0]:
         told = {re.search("the update of '(.*?)'", line) for line in refused if 'NOT' in line}
         told = {each.group(1) for each in told}
-        assert not random_graphs.deviations(seed, names, steps, told)
+        assert not random_graphs.deviations(seed, names, steps, told, computes_losses=True)
     monitored, watched = [[(names, len(steps), r) for names, steps, r in runs] for runs in found]
     assert monitored == watched

@@ -225,12 +225,17 @@ class Reader:
 
 
 def deviations(
-    seed: int, names: List[str], steps: Sequence[Step], told: Container[str] = ()
+    seed: int,
+    names: List[str],
+    steps: Sequence[Step],
+    told: Container[str] = (),
+    computes_losses: bool = False,
 ) -> List[str]:
     """The deviations of a seed's guarded steps from what must hold; empty if there are none.
 
     A good step gives the bits of plain TensorFlow. A bad one changes nothing, with two exceptions:
-    the good one of two train ops may have been written, and so may the variables in `told`.
+    the good one of two train ops may have been written, and so may the variables in `told`. If the
+    guarded train op `computes_losses`, it makes the writes that its loss alone waits for.
     """
     found = []
     with tf.Graph().as_default(), new_session() as session:
@@ -238,12 +243,15 @@ def deviations(
         elements = {**training.train_ops, **training.others}
         variables = {v.op.name: v for v in tf1.global_variables()}
         feeds = {n: tf1.placeholder(v.dtype.base_dtype, v.shape) for n, v in variables.items()}
+        fetches = {n: elements[n] for n in names}
+        if computes_losses:
+            fetches.update((n + ' loss', loss) for n, loss in training.losses.items() if n in names)
         load = tf.group(*[tf1.assign(v, feeds[name]) for name, v in variables.items()])
         read = Reader()
         session.run(tf1.global_variables_initializer())
         for number, step in enumerate(steps):
             session.run(load, {feeds[name]: step.before[name] for name in feeds})
-            fetched = session.run({n: elements[n] for n in names}, {training.x: step.batch})
+            fetched = session.run(fetches, {training.x: step.batch})
             after = read(session)
             unlike = differing(step.after, after)
             changed = [n for n in differing(step.after, step.before) if n not in told]

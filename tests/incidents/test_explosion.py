@@ -58,6 +58,8 @@ def grown(losses, norms=1.0, **kwargs):
             [1.5, 1e2, 1e7, 1e20, 1e35, NAN],
             'the loss went from 1.5 at step 0 to 1e+35 at step 4',
         ),
+        # In one step: it was low until then.
+        ([*USUAL, 3.0, 1e17, NAN], 'the loss went from 3 at step 100 to 1e+17 at step 101'),
         ([-1.0, -1e9, NAN], 'the loss went from -1 at step 0 to -1e+09 at step 1'),
     ],
 )

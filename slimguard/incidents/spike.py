@@ -18,9 +18,10 @@ _LARGEST_RATIO = 1e30  # its tenth power, 1e300, still fits in a float
 # The limit from that distance is at most this many times the largest median. With 1 there are 8 to
 # 37 false alarms in 10,000 good steps of benchmarks/spikes.py where losses come near zero.
 _MOST_TIMES_LARGEST = 10
-# A number is reported if it is _FAR_BEYOND times all before it, even if no step is held for it. In
-# the _FIRST steps it also has to be that many times 1.
-_FAR_BEYOND, _FIRST = 1e4, 10
+# A number is reported if it is _FAR_BEYOND times all before it, even if no step is held for it. It
+# also has to be that many times _NEAR_ZERO: where rewards are rare, the loss is near zero until the
+# first one comes. In the _FIRST steps it has to be that many times 1.
+_FAR_BEYOND, _FIRST, _NEAR_ZERO = 1e4, 10, 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Largest:
             return 0.0
         before, self._largest = self._largest, value
         # A single loss may be near zero by chance, and so may all of the first steps.
-        floor = max(before, 1.0) if self.count <= _FIRST else before
+        floor = max(before, 1.0 if self.count <= _FIRST else _NEAR_ZERO)
         return value / before if before and value > _FAR_BEYOND * floor else 0.0
 
 

@@ -95,6 +95,7 @@ class TestWhatIsFarBeyondAllBefore:
     def test_is_not_what_comes_after_a_small_beginning_or_after_nothing(self):
         assert self.largest_of([1e-9, 1.0, 1e3]) == [0.0] * 3
         assert self.largest_of([0.0] * 30 + [1.0]) == [0.0] * 31
+        assert self.largest_of([1e-10] * 30 + [1.0]) == [0.0] * 31
         assert self.largest_of([math.nan] * 30 + [1e9]) == [0.0] * 31
 
 

@@ -163,7 +163,7 @@ class Capture:
         staged = [area.stage(is_good, cleared) for area in self._areas]
         self.fetch = tf.group(*staged, name='capture')
         self.untold_count = self._count_after(staged, bad)
-        self.row = self.gate.measures.counted_row(self.untold_count)
+        self.row = self.gate.measures.row(self.untold_count)
         self.gate.untold.counts.add(self.row.name)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:

@@ -62,7 +62,7 @@ class Gate:
       norm_limit: float64 scalar to feed: half the square of the largest norm of all gradients that
         is no incident; Inf unless it is fed.
       measures: loss, learning rate and gradients of a step, to fetch; see `Measures`.
-      row: `measures` and `untold_count` in one vector; see `Measures.counted_row`.
+      row: `measures` and `untold_count` in one vector; see `Measures.row`.
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
       writes: the clones that run, by the write in `gated`.

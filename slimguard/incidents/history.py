@@ -8,10 +8,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-# The columns of a step's row, a float64 vector; an unknown number is NaN. STEP is the global step
-# after the step. From GRADIENTS on there
-# is a column for each gradient: half the sum of its squares as the optimizer takes it.
-STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
+# The columns of a step's row, a float64 vector, which gate/building/outcome.py makes in the graph;
+# an unknown number is NaN. UNTOLD is the number of bad steps that no watcher has read yet. STEP is
+# the global step after the step. From GRADIENTS on there is a column for each gradient: half the
+# sum of its squares as the optimizer takes it.
+UNTOLD, STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(6)
 
 
 def norm_of(row: np.ndarray) -> float:

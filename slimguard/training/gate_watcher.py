@@ -242,10 +242,11 @@ class GateWatcher(tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self._in_force.ends_job:
             self.job.end()
 
-    def _told_by(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
+    def _row_of(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
+        """The row of a gate's steps; where the batch is kept, one that arrives once it is."""
         self._training.capture(gate)  # the train op may have been guarded after the hook began
         evidence = self._training.evidence.get(gate) if is_kept else None
-        return getattr(evidence, 'capture', gate).row
+        return gate.row if evidence is None else evidence.capture.row
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
@@ -266,7 +267,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         if recovery is not None:
             recovery.limits = self.histories
         sides = self._guards_beside, self._loop is not None
-        self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
+        self.runs = WatchedRuns(self._loss, refusal, self._row_of, self.histories, *sides)
 
     def _look_around(self) -> tf_callers.CallingSession:
         """What the callers of `begin` show about the session that is being made."""

@@ -25,8 +25,7 @@ class WatchedRuns:
       loss: a loss to watch if no gate knows it; None for none.
       refusal: the error for a step of a train op without a gate; None to accept it, with a warning
         if there is no loss to watch.
-      told_by: gives the vector to fetch to know of a gate's steps, by whether what a bad step drew
-        is kept.
+      row_of: gives the row of a gate's steps, by whether what a bad step drew is kept.
       histories: the last steps of gates.
       guards_beside: whether another part gates writes beside a train op, or warns of them.
       watches_ahead: whether all gates are watched from the start, since the first run may bypass
@@ -37,7 +36,7 @@ class WatchedRuns:
         self,
         loss: Optional[tf.Tensor],
         refusal: Optional[str],
-        told_by: Callable[[gates.Gate, bool], tf.Tensor],
+        row_of: Callable[[gates.Gate, bool], tf.Tensor],
         histories: Histories,
         guards_beside: bool,
         watches_ahead: bool,
@@ -46,7 +45,7 @@ class WatchedRuns:
         self._histories = histories
         self._guards_beside = guards_beside
         self._watches_ahead = watches_ahead
-        self._told_by = told_by
+        self._row_of = row_of
         self._refusal = refusal
         self._runs = RunKinds()
         self._around = Around()
@@ -98,9 +97,9 @@ class WatchedRuns:
             is_kept = not fed or not are_taken(fed, elements)
             if found and not is_kept:
                 log().warning(_NOT_KEPT, found[0].original.name, fed[0].name)
-            told = [self._told_by(gate, is_kept) for gate in found]
+            rows = [self._row_of(gate, is_kept) for gate in found]
             loss = self._loss_beside(mine)
-            return Run(found, loss, told, histories, graph, in_branches)
+            return Run(found, loss, rows, histories, graph, in_branches)
         is_step = _updates_unguarded(elements)
         if self._loss is not None:
             is_step = _is_step(elements, self._loss, graph)

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.gate.reading.losses import label_of
-from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP, UNTOLD, History
 from slimguard.incidents.incident import Incident
 from slimguard.training.step_history import StepHistory
 
@@ -59,8 +59,7 @@ class Run:
     Args:
       found: the gates of the train ops that it runs.
       loss: a loss to check besides, or None.
-      told: by gate, the vector to fetch: how many bad steps its watcher is to be told of, and then
-        the row of the step.
+      rows: by gate, the row of the step: the vector to fetch, whose columns history.py names.
       histories: by gate, its `StepHistory`, or None.
       graph: the graph.
       in_branches: the gates of train ops in branches. If a run does not take their branch, their
@@ -75,7 +74,7 @@ class Run:
         self,
         found: Sequence[gates.Gate],
         loss: Optional[tf.Tensor],
-        told: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
         histories: Sequence[Optional[StepHistory]],
         graph: tf.Graph,
         in_branches: Sequence[gates.Gate] = (),
@@ -91,7 +90,7 @@ class Run:
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
-        self.fetches = [*told, *(each.count for each in self._beside)]
+        self.fetches = [*rows, *(each.count for each in self._beside)]
         self.fetches += [] if loss is None else [loss]
         self._args = tf1.train.SessionRunArgs(self.fetches)
 
@@ -115,13 +114,13 @@ class Run:
 
     def note(self, values: Sequence[Any], training: Any) -> None:
         """Notes in a `Training` the global step after a run, and its loss where that is finite."""
-        step = values[0][1 + STEP] if self.gates else math.nan
+        step = values[0][STEP] if self.gates else math.nan
         training.step = int(step) if step == step else None
         loss = math.nan
         if self._loss is not None:
             loss = values[-1]
         elif self._with_loss is not None:
-            loss = values[self._with_loss][1 + LOSS]
+            loss = values[self._with_loss][LOSS]
         if math.isfinite(loss):
             training.loss = loss
 
@@ -130,17 +129,16 @@ class Run:
     ) -> List[List[Reading]]:
         """Reads the incidents from the values of one run; those of one batch are in one list.
 
-        The graph has decided by then (gate/building/builder.py). A gate's row, which outcome.py
-        makes, begins with the number of bad steps that no watcher has read yet.
+        The graph has decided by then (gate/building/builder.py).
         """
         found: List[Reading] = []
         for gate, row, history in zip(self.gates, values, self._histories):
-            told = list(_told_in(run_context, gate)) if row[0] else []
-            if history is not None and row[1 + IS_GOOD]:
-                history.note_good(row[1:])
+            told = list(_told_in(run_context, gate)) if row[UNTOLD] else []
+            if history is not None and row[IS_GOOD]:
+                history.note_good(row)
             elif history is not None and told:
                 # Of threads that train in one session, one may take what another's step told.
-                told[-1] = _with_history(told[-1], history, row[1:], max_loss)
+                told[-1] = _with_history(told[-1], history, row, max_loss)
             found += told
         for each, count in zip(self._beside, values[len(self.gates) :]):
             found += _told_in(run_context, each.gate) if count else []

@@ -16,6 +16,7 @@ def history_of(norms, names=None, loss=None, step=None, good=None, rates=None):
     steps, gradients = norms.shape
     names = names or [('layer%d/weights' % n,) for n in range(gradients)]
     columns = [
+        np.zeros(steps),  # the bad steps that nobody has read yet
         np.arange(1.0, steps + 1) if step is None else np.asarray(step, float),
         np.ones(steps) if good is None else np.asarray(good, float),
         np.full(steps, NAN) if loss is None else np.asarray(loss, float),

@@ -146,7 +146,7 @@ class _Build:
         values = {key(t): value_after_step(t, *at) for t in plan.values}
         untold_count = feeds.untold.count_after(announced.bad)
         measures = measure(plan, sums, self._home, announced)
-        row = measures.counted_row(untold_count)
+        row = measures.row(untold_count)
         feeds.untold.counts.add(row.name)
         undone = plan.variables if plan.trial or plan.is_chiefs else ()
         return Gate(

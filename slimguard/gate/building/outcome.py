@@ -168,7 +168,7 @@ class Measures(NamedTuple):
     step: tf.Tensor
     written: tf.Tensor
 
-    def counted_row(self, count: tf.Tensor) -> tf.Tensor:
+    def row(self, count: tf.Tensor) -> tf.Tensor:
         """All that a watcher needs of a step, in one vector, which arrives once the step is done.
 
         A session takes longer to fetch a second tensor than a step takes to join the two.
@@ -177,7 +177,8 @@ class Measures(NamedTuple):
           count: how many bad steps no watcher was told of, after the step.
 
         Returns:
-          float64: `count`, `step`, `written`, and then `vector`.
+          float64: `count`, `step`, `written`, and then `vector`: the columns of
+          incidents/history.py.
         """
         head = tf.stack([tf.cast(count, tf.float64), self.step, self.written])
         return tf.concat([head, tf.cast(self.vector, tf.float64)], 0, name='row')

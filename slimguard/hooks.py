@@ -118,8 +118,17 @@ class NanLossHook(GateWatcher, NanTensorHook):
         require_bool('fail_on_nan_loss', fail_on_nan_loss)
         require_policy(on_nan)
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        said = max_loss, logdir, ends_job, capture, max_bundles
-        settings = TrainingSettings(*said, progress, preemption_seconds, spike, history)
+        settings = TrainingSettings(
+            max_loss=max_loss,
+            logdir=logdir,
+            ends_job=ends_job,
+            capture=capture,
+            max_bundles=max_bundles,
+            progress=progress,
+            preemption_seconds=preemption_seconds,
+            spike=spike,
+            history=history,
+        )
         GateWatcher.__init__(self, on_nan, fail_on_nan_loss, loss_tensor, settings)
 
 

@@ -221,9 +221,17 @@ def train(
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     require_policy(on_nan)
-    said = max_loss, slim_training.unless_empty(logdir), ends_job, capture, max_bundles
-    more = progress, preemption_seconds, spike, require_history(history)
-    settings = TrainingSettings(*said, *more).require()
+    settings = TrainingSettings(
+        max_loss=max_loss,
+        logdir=slim_training.unless_empty(logdir),
+        ends_job=ends_job,
+        capture=capture,
+        max_bundles=max_bundles,
+        progress=progress,
+        preemption_seconds=preemption_seconds,
+        spike=spike,
+        history=require_history(history),
+    ).require()
     slim_training.require_flags(ends_job, is_chief)
     graph = graph or tf1.get_default_graph()
     train_op = slim_training.as_train_op(train_op)

@@ -1,5 +1,8 @@
 """Which rows of the batch are at fault: those without which the step is good.
 
+This module tries rows of finite batches; :func:`ranges.find_non_finite` finds the rows of a batch
+that hold a NaN or Inf themselves.
+
 Where an op's output has a row for each of the batch, its bad rows are tried (:func:`with_rows`). Of
 a number that is too large, the rows that are far larger than the others are tried
 (:func:`outlier`). Another row of the batch takes the place of those that are tried.

@@ -54,7 +54,7 @@ class Found(NamedTuple):
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether a bundle is to be written.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
-      bad_rows: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
+      row_digests: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
         the row's bytes.
       why_not: what to add to the reason if the step was not examined; else ''.
     """
@@ -65,11 +65,11 @@ class Found(NamedTuple):
     is_searched: bool = False
     is_wanted: bool = False
     drew_finite: bool = False
-    bad_rows: Mapping[str, str] = {}
+    row_digests: Mapping[str, str] = {}
     why_not: str = ''
 
     @property
-    def cause(self) -> str:
+    def kind(self) -> str:
         """The kind of the cause, for policies."""
         return '' if self.diagnosis is None else self.diagnosis.kind
 
@@ -191,7 +191,7 @@ class Evidence:
                 values=values,
                 is_wanted=is_wanted,
                 drew_finite=not bad and not self._is_shared,
-                bad_rows={'row %d of %s' % (row, name): name + rows[row] for row in rows},
+                row_digests={'row %d of %s' % (row, name): name + rows[row] for row in rows},
             )
             is_searched = is_wanted or decides
             if not (is_searched or bad):

@@ -293,11 +293,7 @@ def _taken_by(op: tf.Operation) -> List[tf.Tensor]:
 
 
 def _is_copy(tensor: tf.Tensor) -> bool:
-    return all(op.type in _COPIES for op in graphs.ancestors([tensor.op], _data_of))
-
-
-def _data_of(op: tf.Operation) -> List[tf.Operation]:
-    return [tensor.op for tensor in op.inputs]
+    return all(op.type in _COPIES for op in graphs.ancestors([tensor.op], graphs.makers_of))
 
 
 def _is_flow(tensor: tf.Tensor) -> bool:

@@ -1,8 +1,8 @@
 """The gate: a train op is rewritten so that a bad step changes nothing.
 
 :func:`guard` takes any train op and returns one that does the same, except that nothing is written
-unless everything about to be written is finite. It deals with graphs only, not with sessions, hooks
-or slim.
+unless everything about to be written is finite. It knows graphs, and of sessions only what a gate
+keeps in one; no hooks, and no slim.
 
     guard.py              guard()
     gate.py               what is known of a guarded train op

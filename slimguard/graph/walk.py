@@ -131,6 +131,11 @@ def ancestors_beyond(fed: Iterable[tf.Tensor], roots: Iterable[tf.Operation]) ->
     return ancestors(roots, lambda op: needs(op, keys))
 
 
+def makers_of(op: tf.Operation) -> List[tf.Operation]:
+    """The ops that made the inputs of an op; for `ancestors` that leave out control inputs."""
+    return [tensor.op for tensor in op.inputs]
+
+
 def _is_merge(op) -> bool:
     # To count the outputs is quicker than to ask for the type, and this is asked of every op.
     return len(op.outputs) == 2 and op.type in ('Merge', 'RefMerge')

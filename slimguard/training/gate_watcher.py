@@ -63,7 +63,8 @@ class GateWatcher(tf1.train.SessionRunHook):
         settings: TrainingSettings = DEFAULTS,
     ):
         self._settings = self._in_force = settings.require()
-        self.max_loss, self.logdir, self.ends_job = self._settings[:3]
+        given = self._settings
+        self.max_loss, self.logdir, self.ends_job = given.max_loss, given.logdir, given.ends_job
         self._opened: Deque[OpenIncident] = collections.deque(maxlen=_REMEMBERED)
         self.incident_count = 0
         self.on_nan, self._loss = on_nan, loss

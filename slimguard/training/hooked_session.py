@@ -31,8 +31,7 @@ class HookedSession(SessionWrapper):
     """A session that calls hooks around runs of train ops, as a `MonitoredSession` does.
 
     Code that runs one step again and again, as slim's loop does, takes `prepared_step` instead of
-    `run`.
-    Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
+    `run`. Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
 
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.

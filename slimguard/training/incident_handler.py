@@ -108,10 +108,10 @@ class IncidentHandler:
         try:
             ruin = self._ruin_at(opened)
             self._examine_ahead(session, opened, is_policy, ruin)
-            policy = self._policies.decide(opened.incident, ruin, opened.found.cause)
+            policy = self._policies.decide(opened.incident, ruin, opened.found.kind)
             opened.policy = self._last_policy = policy
             opened.spent = self._policies.spent
-            opened.again = self._journal.again(opened.found.bad_rows)
+            opened.again = self._journal.again(opened.found.row_digests)
             ruin = self._ruin_at_the_end(policy)
             if ruin and opened.found.diagnosis is not None and opened.found.diagnosis.explosion:
                 ruin = '; ' + IS_RUINED  # the cause says how far the loss has grown
@@ -122,7 +122,7 @@ class IncidentHandler:
             raise
         opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
         keep(by, session, opened, ends=is_policy and policy.ends)
-        is_overflow = opened.found.drew_finite and opened.found.cause in ('', EXPLOSION)
+        is_overflow = opened.found.drew_finite and opened.found.kind in ('', EXPLOSION)
         if isinstance(policy, Skip) and is_overflow and not opened.reading.is_finite:
             self._policies.note_overflow()
 
@@ -221,7 +221,7 @@ class IncidentHandler:
             other.note_reason(_BESIDE)
         for each in (opened, *beside):
             told = each.incident, opened.acting, each.cause, each.spent, each.remarks
-            self._journal.record(*told, rows=each.found.bad_rows)
+            self._journal.record(*told, rows=each.found.row_digests)
             each.close()
             if each.incident.action == Rollback.action:
                 self._policies.note_return(each.incident.learning_rate)

@@ -132,17 +132,17 @@ def advice_on(opened: OpenIncident, policies: FallbackChain) -> Optional[str]:
         if not isinstance(opened.policy, Rollback):
             return None
     skips, goes_back = policies.may(Skip), policies.may(Rollback)
-    diagnosis, cause = opened.found.diagnosis, opened.found.cause
+    diagnosis, kind = opened.found.diagnosis, opened.found.kind
     phase = 'unknown' if diagnosis is None else diagnosis.phase
     if diagnosis is not None and diagnosis.bad_rows is not None:
         return advice.for_bad_data(diagnosis.bad_rows, opened.incident.bundle, skips)
-    if cause == COMES_AGAIN:
+    if kind == COMES_AGAIN:
         return None  # a log line said that nothing here changes it
-    if cause == BATCH:
+    if kind == BATCH:
         return advice.for_a_bad_batch(skips)
     if opened.incident.state_lost or phase == 'variable':
         return advice.for_lost_state(goes_back)
-    if cause == EXPLOSION or phase == 'unknown' or _asks_for_advice(opened.incident):
+    if kind == EXPLOSION or phase == 'unknown' or _asks_for_advice(opened.incident):
         return advice.for_an_explosion(policies.learning_rate, opened.incident.reason)
     return None
 

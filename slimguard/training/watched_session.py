@@ -191,8 +191,16 @@ def watch(
             'watch() the session itself, once, with the hooks of both in hooks='
         )
     require_policy(on_nan)
-    said = max_loss, logdir, True, capture, max_bundles
-    settings = TrainingSettings(*said, progress, preemption_seconds, spike, history).require()
+    settings = TrainingSettings(
+        max_loss=max_loss,
+        logdir=logdir,
+        capture=capture,
+        max_bundles=max_bundles,
+        progress=progress,
+        preemption_seconds=preemption_seconds,
+        spike=spike,
+        history=history,
+    ).require()
     has_variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
     if settings.logdir is not None and not has_variables:
         raise ValueError(

@@ -1,9 +1,9 @@
 """Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
 
 A running mean, a normalized weight, a loss scale that is doubled, a gradient that was fetched and
-  is fed again: `session.run(mean.assign(...))`. Every update that computes its value goes through a
-  gate, which decides when the numbers are there. A write that only copies, or sets a variable to a
-  fed value, computes nothing, and is left to the script.
+is fed again: `session.run(mean.assign(...))`. Every update that computes its value goes through a
+gate, which decides when the numbers are there. A write that only copies, or sets a variable to a
+fed value, computes nothing, and is left to the script.
 """
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
@@ -174,7 +174,8 @@ class _Updates:
         """Whether the written value is computed, and not only passed on."""
         if graphs.changes_value(write) or self._writes.is_opaque(write):
             return True
-        return not all(map(_passes_on, graphs.ancestors(self._values_of(write), needs=_data_of)))
+        made_of = graphs.ancestors(self._values_of(write), graphs.makers_of)
+        return not all(map(_passes_on, made_of))
 
     def _values_of(self, write: tf.Operation) -> List[tf.Operation]:
         """The ops of a write's inputs, except the variable or table that it writes."""
@@ -195,10 +196,6 @@ def _inserts(op: tf.Operation) -> bool:
 
 def _is_float(written: tf.Operation) -> bool:
     return written.type not in graphs.VARIABLES or graphs.is_float_variable(written)
-
-
-def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
-    return [tensor.op for tensor in op.inputs]
 
 
 def _passes_on(op: tf.Operation) -> bool:

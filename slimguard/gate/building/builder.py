@@ -1,7 +1,8 @@
-"""Builds the gate of one train op: the decision whether a step is bad, and all that depends on it.
+"""Puts the parts of the gate of one train op together.
 
-:mod:`slimguard.gate` says how it works. The parts are built in this order: the fast path and the
-exact check, copies, the update, the check of what the update wrote, undoing, the announcement.
+:mod:`slimguard.gate` says how it works. The parts are built in this order: the fast path
+(fast_path.py) and the exact check (exact_checks.py), copies, the update, the check of what the
+update wrote, undoing, the announcement.
 """
 
 from typing import NamedTuple, Optional, Sequence

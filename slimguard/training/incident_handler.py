@@ -7,6 +7,7 @@ import tensorflow as tf
 from slimguard.checkpoints.snapshots import IS_RUINED, Losses
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
@@ -108,23 +109,13 @@ class IncidentHandler:
         try:
             ruin = self._ruin_at(opened)
             self._examine_ahead(session, opened, is_policy, ruin)
-            policy = self._policies.decide(opened.incident, ruin, opened.found.kind)
-            opened.policy = self._last_policy = policy
-            opened.spent = self._policies.spent
-            opened.again = self._journal.again(opened.found.row_digests)
-            ruin = self._ruin_at_the_end(policy)
-            if ruin and opened.found.diagnosis is not None and opened.found.diagnosis.explosion:
-                ruin = '; ' + IS_RUINED  # the cause says how far the loss has grown
-            opened.note_reason(opened.again + self._policies.why_not + ruin)
+            policy = self._decide(opened, ruin)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
             keep(by, session, opened, ends=True)
             raise
         opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
         keep(by, session, opened, ends=is_policy and policy.ends)
-        is_overflow = opened.found.drew_finite and opened.found.kind in ('', EXPLOSION)
-        if isinstance(policy, Skip) and is_overflow and not opened.reading.is_finite:
-            self._policies.note_overflow()
 
     def _examine_ahead(self, session, opened: OpenIncident, is_policy: bool, ruin: str) -> None:
         """Examines a step as far as the decision needs, if policies and no user decide."""
@@ -133,6 +124,20 @@ class IncidentHandler:
         decides = ends or isinstance(foreseen, Rollback)
         ends = ends and not self._policies.may(Skip)
         examine(self._evidence_of(opened), session, opened, decides, ends)
+
+    def _decide(self, opened: OpenIncident, ruin: str) -> Policy:
+        """Chooses the policy, and notes what it says of the incident."""
+        found = opened.found
+        policy = self._policies.decide(opened.incident, ruin, found.kind)
+        opened.policy = self._last_policy = policy
+        opened.spent = self._policies.spent
+        opened.again = self._journal.again(found.row_digests)
+        at_the_end = self._ruin_at_the_end(policy, found.diagnosis)
+        opened.note_reason(opened.again + self._policies.why_not + at_the_end)
+        is_overflow = found.drew_finite and found.kind in ('', EXPLOSION)
+        if isinstance(policy, Skip) and is_overflow and not opened.reading.is_finite:
+            self._policies.note_overflow()
+        return policy
 
     def _evidence_of(self, opened: OpenIncident) -> Optional[Evidence]:
         gate = opened.reading.gate
@@ -146,10 +151,12 @@ class IncidentHandler:
             self._recovery.snapshots.step_was_spike()
         return self._recovery.snapshots.ruin()
 
-    def _ruin_at_the_end(self, policy: Policy) -> str:
+    def _ruin_at_the_end(self, policy: Policy, diagnosis: Optional[Diagnosis]) -> str:
         """Why the state to save before 'raise' is ruined, if no earlier state is kept; else ''."""
         keeps = self._recovery is not None and self._recovery.snapshots.is_wanted
         ruin = '' if keeps or not isinstance(policy, Raise) else self._losses.ruin(is_last=True)
+        if ruin and diagnosis is not None and diagnosis.explosion:
+            return '; ' + IS_RUINED  # the cause says how far the loss has grown
         return ruin and '; ' + IS_RUINED + ruin
 
     # Act.

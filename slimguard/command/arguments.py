@@ -95,7 +95,7 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
 
 
 def _near(path: str) -> str:
-    """The end of an error about a missing folder: the bundles beside it, or how to find a logdir."""
+    """The end of an error about a missing folder: the bundles beside it, or what names a logdir."""
     parent = os.path.dirname(path)
     names: List[str] = []
     with contextlib.suppress(OSError):

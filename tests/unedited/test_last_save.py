@@ -221,7 +221,7 @@ def test_where_the_script_has_saved_nothing_a_line_says_so():
             with pytest.raises(KeyboardInterrupt):
                 press_ctrl_c()
     (line,) = [line for line in lines if 'the last finite state is not saved' in line]
-    assert 'the script has saved nothing yet' in line
+    assert 'the script has saved nothing since its start' in line
 
 
 def test_it_is_beside_the_others_though_the_script_went_elsewhere(tmp_path, monkeypatch):

@@ -97,8 +97,9 @@ class _Kinds:
         if not self._is_told:
             self._is_told = True
             log().warning(
-                '%s has %d bundles, as many as max_bundles allows: incidents like earlier ones '
-                'are recorded without a bundle, and bad data are still named.',
+                '%s has %d bundles, as many as max_bundles allows: an incident like earlier ones '
+                'now gets no bundle, and counts as a bad step of unknown cause, unless it is bad '
+                'data or the policy needs the cause.',
                 bundle.folder(logdir),
                 self._most,
             )

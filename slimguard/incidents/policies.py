@@ -33,7 +33,6 @@ _LAST_STEPS = 1000
 # So many bad batches in a row may be chance, but no more: else over half of all batches would have
 # to be bad.
 _BY_CHANCE = 100
-_IF_BATCHES = ', or %d if the batches are at fault' % _BY_CHANCE
 
 
 class PolicyState:
@@ -208,9 +207,7 @@ class Skip(Policy):
         most = self._most(state, state.cause_in_row)
         if state.are_batches(state.cause_in_row):
             return ' (bad batches in a row: %d, allowed: %d)' % (state.in_a_row, most)
-        # Before it gives way the step is examined.
-        may_be = '' if state.cause_in_row or most >= _BY_CHANCE else _IF_BATCHES
-        return ' (bad steps in a row: %d, allowed: %d%s)' % (state.in_a_row, most, may_be)
+        return ' (bad steps in a row: %d, allowed: %d)' % (state.in_a_row, most)
 
     def _most(self, state: PolicyState, cause: str) -> int:
         """How many steps in a row it skips if they have such a cause."""

@@ -46,7 +46,7 @@ def steps_of(records):
 
 def told_of_skips(lines):
     told = [line for line in lines if re.search('batches (was|were) skipped', line)]
-    return [line.partition(';')[0].rstrip('.') for line in told]
+    return [re.split(r'[;\n]', line)[0].rstrip('.') for line in told]
 
 
 @pytest.mark.every_cell

@@ -100,6 +100,18 @@ class TestIncidents:
             assert len(out) < most
 
 
+def test_beside_a_bundle_that_is_not_there_the_others_are_named(tmp_path, capsys):
+    (tmp_path / 'slimguard' / 'incident-4').mkdir(parents=True)
+    (tmp_path / 'slimguard' / 'incident-4' / 'incident.json').touch()
+    for missing, said in (
+        ('slimguard/incident-99', '; the bundles in %s/slimguard: incident-4\n' % tmp_path),
+        ('logs', 'the line "to see what happened" at the end of a training'),
+    ):
+        with pytest.raises(SystemExit):
+            __main__.main(['replay', str(tmp_path / missing)])
+        assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     'command', ['incidents', 'checkpoints', 'checkpoints --repair', 'report', 'replay']
 )

@@ -38,7 +38,7 @@ _LOSSES = 10
 # The loss now is the median of so many good steps. After so many spikes in a row the weights are to
 # blame, not the batches.
 _FEW = 3
-_OF_FEW = 'the median of the last %d good steps' % _FEW
+_OF_FEW = 'median loss of the last %d applied steps' % _FEW
 
 
 class Snapshot(NamedTuple):
@@ -79,7 +79,7 @@ class Losses:
         self._good += 1
         if self._good == 1:
             self._usual, self._limit = self._last[0], EXPLODED * max(self._last[0], 1.0)
-            self._usual_is = 'the first one'
+            self._usual_is = 'the first loss'
         if self._good < self._due or self.is_far_above:
             return
         median = statistics.median(self._last)
@@ -113,8 +113,8 @@ class Losses:
         if len(self._last) < few:
             return ''
         now = statistics.median(list(self._last)[-few:])
-        whose = 'that of the last good step' if is_last else _OF_FEW
-        return _RUIN % (now, whose, self._usual_is, self._usual) if now > self._limit else ''
+        whose = 'loss of the last applied step' if is_last else _OF_FEW
+        return _RUIN % (whose, now, self._usual_is, self._usual) if now > self._limit else ''
 
 
 class Snapshots:
@@ -235,7 +235,7 @@ class Snapshots:
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
         losses = self.losses.ruin(is_last) if self.is_wanted else ''
-        return losses and '; and the weights are ruined' + losses
+        return losses and '; the weights are ruined' + losses
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
@@ -249,7 +249,6 @@ class Snapshots:
                 log().warning(_NO_ROOM, self.most, self._size >> 20, free >> 20)
                 self.drop()
                 return
-            log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))
         values = read_variables(session, self._variables)
         step = _step_in(values, self._graph)
         snapshot = Snapshot(_name_of(step, self.good), step, self.good, values)
@@ -302,9 +301,8 @@ def _name_of(step: Optional[int], good: int) -> str:
 
 # Begins the reason of an incident after which the last state is not saved.
 IS_RUINED = 'the weights were ruined before, though they are finite'
-_RUIN = ': the loss is %g, %s; %s was %g'
-_SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
-_IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
+_RUIN = ': the %s is %.4g; %s was %.4g'
+_SPIKES = '; the last %d steps were spikes, so the weights are taken for ruined'
 _NO_ROOM = (
     'no snapshots are kept, as %d copies of the variables, of %d MB each, would take more than '
     'half of the memory, of which %d MB are free (Rollback(snapshots=2) keeps the fewest); '

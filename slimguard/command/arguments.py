@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import math
 import os
-from typing import Callable, Iterator, NoReturn, Optional
+from typing import Callable, Iterator, List, NoReturn, Optional
 
 from slimguard import compat
 from slimguard.command.documents import refuse
@@ -88,11 +88,25 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
         require_tensorflow(as_json)
     elif not files.is_dir(path):
         found = os.path.lexists(path)
-        misfit(('%r is no directory' if found else _NO_DIRECTORY) % given)
+        misfit(
+            ('%r is no directory' if found else 'there is no directory %r') % given + _near(path)
+        )
     return logdirs.meant_by(path)
 
 
-_NO_DIRECTORY = 'there is no directory %r; the last line of slimguard run names the one to give'
+def _near(path: str) -> str:
+    """The end of an error about a missing folder: the bundles beside it, or what names a logdir."""
+    parent = os.path.dirname(path)
+    names: List[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(os.listdir(parent))
+    bundles = [name for name in names if os.path.isfile(os.path.join(parent, name, _BUNDLE))]
+    if bundles:
+        return '; the bundles in %s: %s' % (parent, ', '.join(bundles))
+    return '; %s' % logdirs.NAMED_BY
+
+
+_BUNDLE = 'incident.json'  # the file that makes a folder a bundle
 
 
 def find_tensorflow(as_json: bool = False, besides: str = '') -> None:

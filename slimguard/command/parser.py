@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
@@ -13,15 +14,20 @@ _RUN_USAGE = (
 )
 # Options that no other program is likely to have.
 _OUR_WORDS = frozenset(['--on_nan', '--spike', '--tf1'])
+# Options that a script may have, too, but hardly beside one of those.
+_BESIDE = frozenset(['--max_loss', '--max_bundles', '--preemption_seconds', '--capture'])
 _EXAMPLES = """examples:
   slimguard run --on_nan=skip train.py --batch_size=32    options of the script come after it
-  slimguard run --tf1 --on_nan=skip:5,rollback:3x0.5,raise train_tf1.py
+  slimguard run --tf1 --on_nan=skip:5,rollback:3x0.1,raise train_tf1.py
   slimguard incidents logs                                what happened
   slimguard report logs                                   the same as a page
 
 "slimguard COMMAND --help" has the options of a command; docs/command-line.md in the repository says
 more. In every option - and _ are alike: --max_loss is --max-loss."""
-_LOGDIR = 'the folder of the training, with its checkpoints; the last line of run names it'
+_LOGDIR = (
+    'the folder of the record, often that of the checkpoints; the line "to see what happened" at '
+    "the end of a training's output names it"
+)
 _JSON = 'print one JSON document, and nothing else; its keys stay as they are'
 
 
@@ -52,7 +58,11 @@ class Parsers(NamedTuple):
         if unknown:
             parser = self.by_command.get(options.command, self.all)
             said = 'unrecognized arguments: %s' % ' '.join(unknown)
-            if parser is self.run:
+            names = re.findall('--[a-z]\\w*', parser.format_help())
+            near = difflib.get_close_matches(_name_of(unknown[0]), names, 1, 0.75)
+            if near:
+                said += '; did you mean %s?' % near[0]
+            elif parser is self.run:
                 said += '; options of the script come after the script'
             parser.error(said)
         return options
@@ -110,7 +120,9 @@ def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     own = {_name_of(argument) for argument in ours}
     theirs = list(script[1:])
     theirs = theirs[: theirs.index('--')] if '--' in theirs else theirs
-    return [each for each in theirs if _name_of(each) in _OUR_WORDS - own]
+    given = {_name_of(each) for each in theirs}
+    ours = _OUR_WORDS | _BESIDE if given & (_OUR_WORDS - own) else _OUR_WORDS
+    return [each for each in theirs if _name_of(each) in ours - own]
 
 
 def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -152,8 +164,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             metavar='POLICY',
             type=arguments.policy,
             help='what happens after a bad step: raise (the default), stop, skip, rollback, or '
-            'several in turn, such as skip:5,rollback:3x0.5,raise; there each rollback halves the '
-            'learning rate',
+            'several in turn, such as skip:5,rollback:3x0.1,raise, where x0.1 divides the learning '
+            'rate by ten at each rollback',
         ),
         run.add_argument(
             '--max_loss',
@@ -242,7 +254,7 @@ def _add_checkpoints(commands) -> None:
         'resume from a good one, with --repair also if there are none, and with 2 if LOGDIR is no '
         'logdir or cannot be read.',
     )
-    checkpoints.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
+    checkpoints.add_argument('folder', metavar='LOGDIR', help='the folder of the checkpoints')
     checkpoints.add_argument(
         '--repair',
         action='store_true',

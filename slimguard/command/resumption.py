@@ -73,7 +73,7 @@ def _row_of(found: 'Checkpoint', inspection: 'Inspection') -> Tuple[str, ...]:
         os.path.basename(found.path),
         '' if inspection.step is None else str(inspection.step),
         record_file.when(found.time),
-        '%.1f MB' % (found.size / 1e6),
+        '%.1f MB' % (found.size / 1e6) if found.size >= 1e5 else '%.1f kB' % (found.size / 1e3),
         str(inspection),
     )
 

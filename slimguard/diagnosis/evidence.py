@@ -16,7 +16,7 @@ from slimguard.diagnosis import bundle
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.explanations import with_multiple
+from slimguard.diagnosis.explanations import with_limit
 from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.diagnosis.step import bytes_of
 from slimguard.gate import Gate, Label, name_of
@@ -97,11 +97,10 @@ class _Kinds:
         if not self._is_told:
             self._is_told = True
             log().warning(
-                '%s has %d bundles, and max_bundles=%d. From now on an incident is examined if '
-                'it is the first of its kind, or if the policy depends on the cause; bad data '
-                'are always named.',
+                '%s has %d bundles, as many as max_bundles allows: an incident like earlier ones '
+                'now gets no bundle, and counts as a bad step of unknown cause, unless it is bad '
+                'data or the policy needs the cause.',
                 bundle.folder(logdir),
-                self._most,
                 self._most,
             )
         return False
@@ -120,13 +119,20 @@ class Evidence:
       gate: the gate. Its graph must not be finalized.
       logdir: where bundles go; None to write none.
       max_bundles: how many bundles there may be in `logdir`.
+      max_loss: the limit of the loss; None for what the gate was given.
 
     Attributes:
       capture: the `Capture`.
       fetch: an Operation to fetch in every step, beside the train op.
     """
 
-    def __init__(self, gate: Gate, logdir: Optional[str] = None, max_bundles: int = 5):
+    def __init__(
+        self,
+        gate: Gate,
+        logdir: Optional[str] = None,
+        max_bundles: int = 5,
+        max_loss: Optional[float] = None,
+    ):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
@@ -135,6 +141,7 @@ class Evidence:
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
+        self._max_loss = gate.max_loss if max_loss is None else max_loss
         self._kinds = _Kinds(max_bundles)
         self._failures: Counter[str] = collections.Counter()
 
@@ -269,7 +276,7 @@ class Evidence:
             return found._replace(is_searched=True)  # it would fail again
         if self._is_shared:
             said = said._replace(kind='')
-        said = with_multiple(said, incident)
+        said = with_limit(said, incident, self._max_loss)
         return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
 
     def _why_no_search(self, seconds: float, is_wanted: bool) -> str:
@@ -297,6 +304,7 @@ def collect(
     gate: Gate,
     logdir: Optional[str] = None,
     max_bundles: int = 5,
+    max_loss: Optional[float] = None,
 ) -> None:
     """Adds the `Evidence` of a gate to `found`.
 
@@ -307,7 +315,7 @@ def collect(
     if gate.is_beside:
         return
     try:
-        found[gate] = Evidence(gate, logdir, max_bundles)
+        found[gate] = Evidence(gate, logdir, max_bundles, max_loss)
     except Exception as error:
         log().warning('nothing will be captured: %s', error)
 

@@ -18,6 +18,7 @@ from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
 from slimguard.diagnosis.step import Step
+from slimguard.gate import ABOVE_MAX_LOSS
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 from slimguard.graph.source_lines import Origins
@@ -209,9 +210,12 @@ _ABOVE = 'the %s is above its limit'
 _TIMES = r'(loss|gradient norm)( \S+ is \S+ times the median \S+)'  # in the reason of a spike
 
 
-def with_multiple(found: Diagnosis, incident: Incident) -> Diagnosis:
-    """The diagnosis of a spike with its multiple of the median, as far as the reason has it."""
+def with_limit(found: Diagnosis, incident: Incident, max_loss: Optional[float]) -> Diagnosis:
+    """The diagnosis with the limit: `max_loss`, or the multiple of the median in the reason."""
     trouble = found.trouble
+    if max_loss is not None and ABOVE_MAX_LOSS in incident.reason and incident.loss is not None:
+        told = incident.loss, max_loss
+        trouble = trouble.replace(_ABOVE % 'loss', 'the loss %.4g is above max_loss=%g' % told)
     for name, told in re.findall(_TIMES, incident.reason):
         trouble = trouble.replace(_ABOVE % name, 'the ' + name + told)
     return found._replace(trouble=trouble)

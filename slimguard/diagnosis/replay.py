@@ -108,7 +108,7 @@ def _list(folder: str, without: Optional[int]) -> int:
     option = '' if without is None else '--without %d ' % without
     terminal.complain(
         '%s is a log directory with the bundles above, the newest last. Choose one: '
-        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(found[-1]))
+        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(found[0]))
     )
     return 2
 

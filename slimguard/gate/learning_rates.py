@@ -214,13 +214,13 @@ def _index_of_rate(write: tf.Operation) -> Optional[int]:
 
 
 _NO_RATE = (
-    'a rollback with a factor (rollback:3x0.5) multiplies learning rates, and %s %r, which writes '
+    'a rollback with a factor (rollback:3x0.1) multiplies learning rates, and %s %r, which writes '
     'weights of this training, takes none that slimguard could multiply (SyncReplicasOptimizer, '
     'training inside of a loop or a function, a plain assignment). Leave the factor out; from '
     'Python, Rollback(on_rollback=...) can lower the rate'
 )
 _SEEN = (
-    'a rollback with a factor (rollback:3x0.5) multiplies learning rates in the guarded train op '
+    'a rollback with a factor (rollback:3x0.1) multiplies learning rates in the guarded train op '
     '%r, but this session has run something before it was watched, and what a session has seen '
     'cannot be wired any more. Watch it before its first run, or open a new one'
 )

@@ -29,11 +29,12 @@ class FallbackChain:
     Attributes:
       fallbacks: the policies and callables, in order.
       why_not: the end of the last incident's reason: why policies gave way.
-      spent: how much of the policy that took it is used up, such as ' (3 of 10 in a row)'.
+      spent: how much of the policy that took it is used up, such as ' (1 of 3 times)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
+        self._is_of_last = False  # whether that is why the last one was skipped
         self._factor: Optional[float] = None
         self._told = 0, 0  # the numbers of skipped steps and of rollbacks that the log last gave
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
@@ -93,7 +94,7 @@ class FallbackChain:
           is_decided: whether `decide` took the step; if not, it is counted here.
           why: why the step was bad; None if it was not examined.
         """
-        self._why_skipped = why or self._why_skipped
+        self._why_skipped, self._is_of_last = why or self._why_skipped, bool(why)
         self._state.steps += not is_decided
         self._state.note_skipped()
 
@@ -109,7 +110,8 @@ class FallbackChain:
         if (skipped, returns) == self._told:
             return ''
         self._told = skipped, returns
-        told = [skipped_in_words(skipped, self._state.steps, self._why_skipped)] if skipped else []
+        why = self._why_skipped, self._is_of_last
+        told = [skipped_in_words(skipped, self._state.steps, *why)] if skipped else []
         if returns:
             told.append('went back to an earlier state %d time%s' % (returns, 's'[: returns > 1]))
         if self._factor is not None:
@@ -155,14 +157,20 @@ class FallbackChain:
         return None
 
 
-def skipped_in_words(skipped: int, steps: int, why: Optional[str]) -> str:
-    """How many steps were skipped, of how many, and why the last one was, if that is known."""
+def skipped_in_words(skipped: int, steps: int, why: str, is_of_last: bool) -> str:
+    """How many steps were skipped, of how many, and why the last examined one was; '' if none was.
+
+    Args:
+      is_of_last: whether the last one was examined.
+    """
     told = '%d of %d batches %s skipped' % (skipped, steps, 'was' if skipped == 1 else 'were')
-    return '%s; cause of the last one examined: %s' % (told, why) if why else told
+    which = 'the last one' if is_of_last else 'the last one examined'
+    which = '' if is_of_last and skipped == 1 else ' of ' + which
+    return '%s; cause%s: %s' % (told, which, why) if why else told
 
 
 _EXPLODES = (
-    '; and %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
+    '; %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
     'is taken for exploding'
 )
 

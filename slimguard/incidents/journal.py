@@ -112,7 +112,7 @@ class Journal:
           incident: the incident, with its action.
           done_by: the name of the method or callable that acted, if no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
-          spent: how much of its policy is used up, such as ' (3 of 10 in a row)'.
+          spent: how much of its policy is used up, such as ' (1 of 3 times)'.
           why: the end of its reason: why the action was taken, such as why policies gave way.
           rows: by the names of bad rows that the step drew, a digest of each.
         """

@@ -22,8 +22,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.errors.InvalidArgumentError` (of `check_numerics`).
 
     The message begins with the cause, if it was found. If the loss was above `max_loss`, or
-    rollbacks did not help, the message says what may help. It ends with a command, which runs the
-    step again if it was captured, or else shows the record.
+    rollbacks did not help, the message says what may help. It ends with a command, which makes
+    the page of the record, or, without a record, runs the step again if it was captured.
 
     Attributes:
       incident: the `Incident`.
@@ -48,10 +48,10 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
             lines.append('%s; %s' % (self.incident.reason, self.incident.update))
         if self.incident.advice is not None:
             lines.append(self.incident.advice)
-        if self.incident.bundle is not None and _is_there(self.incident.bundle):
+        if self.logdir is not None and _is_there(path_in(self.logdir)):
+            lines.append(report_hint(self.logdir))  # the page also says what to change
+        elif self.incident.bundle is not None and _is_there(self.incident.bundle):
             lines.append(replay_hint(self.incident.bundle))
-        elif self.logdir is not None and _is_there(path_in(self.logdir)):
-            lines.append(report_hint(self.logdir))
         return '\n'.join(lines)
 
     def __str__(self) -> str:

@@ -197,13 +197,17 @@ class Skip(Policy):
         most = self._most(state, state.cause)
         if state.in_a_row <= most:
             return ''
-        told = state.in_a_row, most, 2 * most
-        return "; %d bad steps in a row, and 'skip' allows %d here ('skip:%d' allows more)" % told
+        if most > self.max_consecutive:
+            told = state.in_a_row, most, 2 * most
+            return "; %d bad batches in a row, and 'skip' allows %d ('skip:%d' allows more)" % told
+        told = state.in_a_row, most, most
+        return "; %d bad steps in a row, and 'skip:%d' allows %d" % told
 
     def spent(self, state: PolicyState) -> str:
-        what = ' bad batches' if state.are_batches(state.cause_in_row) else ''
         most = self._most(state, state.cause_in_row)
-        return ' (%d of %d%s in a row)' % (state.in_a_row, most, what)
+        if state.are_batches(state.cause_in_row):
+            return ' (bad batches in a row: %d, allowed: %d)' % (state.in_a_row, most)
+        return ' (bad steps in a row: %d, allowed: %d)' % (state.in_a_row, most)
 
     def _most(self, state: PolicyState, cause: str) -> int:
         """How many steps in a row it skips if they have such a cause."""
@@ -272,11 +276,8 @@ class Rollback(Policy):
         if state.is_chance and state.may_skip:
             return '; going back does not help, as the batch is at fault and not the weights'
         times = 'once' if state.rollbacks == 1 else '%d times' % state.rollbacks
-        told = times, self.max_times, 2 * self.max_times
-        return (
-            "; the training went back %s already, and 'rollback' allows %d here ('rollback:%d' "
-            'allows more)' % told
-        )
+        told = times, self.max_times
+        return "; the training went back %s already, and 'rollback:%d' allows no more" % told
 
     def spent(self, state: PolicyState) -> str:
         return ' (%d of %d times)' % (state.rollbacks + 1, self.max_times)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # it imports TensorFlow; the command line reads policies with
     from slimguard.incidents.incident import Incident
 
 _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
-_EXAMPLE = 'skip:5,rollback:3x0.5,raise'
+_EXAMPLE = 'skip:5,rollback:3x0.1,raise'
 
 OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
 
@@ -65,7 +65,7 @@ def parse_chain(text: str) -> List[Policy]:
 
     It means the same in Python, on the command line and in a flag. `skip` and `rollback` may have a
     number, as in ``skip:5``. `rollback` may also have a factor of the learning rate, as in
-    ``rollback:3x0.5``.
+    ``rollback:3x0.1``.
 
     Raises:
       ValueError: for an unknown name, a number that does not fit, or a policy that never acts. The
@@ -108,18 +108,18 @@ def _parse_fallback(text: str, whole: str) -> Policy:
         raise ValueError('%r: %s takes no number' % (text, name))
     number, times, factor = (part.strip() for part in number.partition('x'))
     if not number.isdigit():
-        more = ' or rollback:5x0.5' if kind is Rollback else ''
+        more = ' or rollback:5x0.1' if kind is Rollback else ''
         raise ValueError('%r: expected a number after the colon, as in %s:5%s' % (text, name, more))
     if not int(number):
         raise ValueError('%r: expected a number of at least 1, as in %s:5' % (text, name))
     if not times:
         return kind(int(number))
     if kind is not Rollback:
-        raise ValueError('%r: only rollback takes a factor, as in rollback:3x0.5' % text)
+        raise ValueError('%r: only rollback takes a factor, as in rollback:3x0.1' % text)
     try:
         return Rollback(int(number), learning_rate=float(factor))
     except ValueError:
         raise ValueError(
             '%r: expected what to multiply the learning rate by after the x, above 0 and at most '
-            '1, as in rollback:3x0.5' % text
+            '1, as in rollback:3x0.1' % text
         ) from None

@@ -51,9 +51,10 @@ def main(
         if png is not None and page.no_charts:
             raise ReportError('--png cannot be drawn. %s' % page.no_charts)
         data = report_data.gather(logdir)
-        # JSON may hold a lone surrogate, which UTF-8 cannot encode.
-        _write(output, page.render(data).encode('utf-8', 'backslashreplace'))
+        content = page.render(data)
         _warn(data, page.no_charts)
+        # JSON may hold a lone surrogate, which UTF-8 cannot encode.
+        _write(output, content.encode('utf-8', 'backslashreplace'))
         if png is not None:
             _write(png, page.picture(data))
         if opens and not webbrowser.open(pathlib.Path(output).as_uri()):

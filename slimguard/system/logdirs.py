@@ -62,9 +62,14 @@ def what_is_missing(logdir: str) -> Optional[str]:
         return cannot_be_read(logdir, error)
     return (
         '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
-        'incidents. Give the folder that holds these; the last line of slimguard run names it'
-        % logdir
+        'incidents. Give the folder that holds these; %s' % (logdir, NAMED_BY)
     )
+
+
+NAMED_BY = (
+    'the line "to see what happened" at the end of a training\'s output names the folder of its '
+    'record'
+)
 
 
 def cannot_be_read(logdir: str, error: Exception) -> str:

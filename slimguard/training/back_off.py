@@ -146,7 +146,7 @@ def warn_of_another_policy(directory: Optional[str]) -> None:
     if directory is not None and kept < 1:
         log().warning(
             'the learning rate was x%g when the training in %s ended, as %s says. It is the full '
-            'rate again, as no policy here has a factor; rollback:3x0.5 would go on with x%g.',
+            'rate again, as no policy here has a factor; rollback:3x0.1 would go on with x%g.',
             kept,
             directory,
             _path_in(directory),

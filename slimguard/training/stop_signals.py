@@ -175,7 +175,10 @@ class StopSignals:
         if number is None or saves == min(self._heard.values()):
             return
         step = global_step_in(path)
-        told = _name_of(number), path, '' if step is None else ' (global step %d)' % step
+        said = '' if step is None else ' (global step %d)' % step
+        if path.endswith('-last'):  # beside the script's, one of which may have a larger number
+            said += ', newer than those beside it'
+        told = _name_of(number), path, said
         log().warning(SAVED_BY_SIGNAL, *told)
         for note in note_saved:
             note(SAVED_BY_SIGNAL % told)

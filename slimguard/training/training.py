@@ -135,7 +135,8 @@ class Training:
         for gate in dict.fromkeys(found):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
-                collect(self.evidence, gate, self._bundles_in, self.settings.max_bundles)
+                own = self.settings
+                collect(self.evidence, gate, self._bundles_in, own.max_bundles, own.max_loss)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

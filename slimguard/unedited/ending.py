@@ -31,6 +31,7 @@ class Account:
       steps: how many guarded runs there were.
       skipped: in how many of them a batch was skipped.
       why_skipped: the cause of the last that was diagnosed.
+      is_of_last: whether the last one skipped was.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions are not known to train.
@@ -54,7 +55,7 @@ class Account:
         self.refused: Dict[str, str] = {}
         self.actions: Dict[str, int] = {}
         self.steps = self.skipped = 0
-        self.why_skipped = ''
+        self.why_skipped, self.is_of_last = '', False
         self.learning_rate: Optional[float] = None
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
@@ -124,7 +125,8 @@ class Account:
         last = incidents[-1]
         if last.action == Skip.action:
             self.skipped += 1
-            self.why_skipped = self.why_skipped if last.diagnosis is None else last.cause
+            self.is_of_last = last.diagnosis is not None
+            self.why_skipped = last.cause if self.is_of_last else self.why_skipped
         for incident in incidents:
             action = str(incident.action)
             self.actions[action] = self.actions.get(action, 0) + 1
@@ -149,7 +151,7 @@ class Account:
     def log_at_end(self) -> None:
         """Logs the skipped steps, and a step that was far beyond all before it."""
         if self.skipped:
-            told = skipped_in_words(self.skipped, self.steps, self.why_skipped)
+            told = skipped_in_words(self.skipped, self.steps, self.why_skipped, self.is_of_last)
             log().warning('%s', '\n    '.join([told + '.', *self.commands()]))
         if self.jump:
             log().warning('%s.', self.jump)
@@ -294,6 +296,10 @@ _BY_ITSELF = (
 def _why_nothing(seen: Account) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
+    if seen.error is not None and seen.runs:
+        return 'the script ended early, and %s of a session made no update' % _counted(
+            seen.runs, 'run'
+        )
     covers = (
         'slimguard guards the updates that a session runs, those of TensorFlow 1 optimizers '
         '(tf.compat.v1.train.Optimizer) and those that the script computes'

@@ -68,7 +68,8 @@ class ScriptFiles:
         return kept_on(graph, 'saves', lambda: ScriptSaves(lambda: self._seen.train_ops))
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
-        if self._inside:
+        # Not so a save in a signal's handler, which may come in the midst of the script's own.
+        if self._inside and isinstance(sess, SavingSession):
             return original(saver, sess, save_path, *args, **kwargs)
         with self._inside:
             if isinstance(sess, SavingSession):  # a FiniteSaver around this one checks

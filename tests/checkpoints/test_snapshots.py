@@ -181,7 +181,7 @@ class TestRuin:
         for _ in range(3):
             assert training.snapshots.ruin() == ''
             training.snapshots.step_was_spike()
-        said = '; and the last 3 steps were spikes, so the weights are taken for ruined'
+        said = '; the last 3 steps were spikes, so the weights are taken for ruined'
         assert training.snapshots.ruin() == said
 
     def test_is_a_loss_that_is_a_hundred_times_all_before_it(self):
@@ -190,10 +190,10 @@ class TestRuin:
         training.train(1, loss=201.0)
         assert training.snapshots.ruin() == ''  # the median of three
         # Where the training ends, nobody will see whether the next losses are as large.
-        last = '; and the weights are ruined: the loss is 201, that of the last good step'
+        last = '; the weights are ruined: the loss of the last applied step is 201; the largest'
         assert training.snapshots.ruin(is_last=True).startswith(last)
         training.train(1, loss=201.0)
-        ruin = '; and the weights are ruined: the loss is 201, the median of the last 3 good steps'
+        ruin = '; the weights are ruined: the median loss of the last 3 applied steps is 201'
         assert training.snapshots.ruin() == ruin + '; the largest median of 10 before was 2'
         training.train(40, loss=-201.0)  # snapshots of this do not hide it
         assert training.snapshots.ruin().endswith('was 2')
@@ -206,7 +206,7 @@ class TestRuin:
         training.train(1, loss=16.0)
         training.train(20, loss=2e6)
         assert training.snapshots.ruin().endswith(
-            'is 2e+06, the median of the last 3 good steps; the first one was 16'
+            'the median loss of the last 3 applied steps is 2e+06; the first loss was 16'
         )
         assert training.kept() == [1]
         assert training.go_back() == 1
@@ -273,9 +273,9 @@ class TestRoom:
         with LogLines() as lines:
             training.train(64)
         assert len(training.kept()) == 3 * is_kept
-        (line,) = [line for line in lines if 'snapshots' in line]  # once
-        assert ('no snapshots are kept' in line) == (not is_kept)
-        assert ('rollback goes back to checkpoints' in line) == (not is_kept)
+        told = [line for line in lines if 'no snapshots are kept' in line]
+        assert len(told) == (not is_kept)
+        assert all('rollback goes back to checkpoints' in line for line in told)
 
     def test_the_memory_that_is_free_is_told(self):
         assert memory.available() is None or 0 < memory.available() < 1 << 50

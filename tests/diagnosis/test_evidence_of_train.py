@@ -29,7 +29,7 @@ def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step
     path = str(tmp_path / 'slimguard' / 'incident-2')
     why = 'in the input: bad data: 1 NaN among 12 values, in row 1'
     assert lines[0] == 'Bad step at global step 2 (loss nan): ' + why
-    assert lines[-1] == 'to run it again: python -m slimguard replay ' + path
+    assert lines[-1] == 'to see what happened: python -m slimguard report %s' % tmp_path
     assert error.incident.bundle == path
     assert replay.main(path) == 0
     (record,) = records_in(str(tmp_path))

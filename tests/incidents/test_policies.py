@@ -112,8 +112,10 @@ def test_a_chain_tells_once_how_many_were_skipped():
     chain.step_was_skipped(is_decided=False)
     assert chain.tell() == '3 of 6 batches were skipped'
     chain.step_was_skipped(why='log of 0')
-    said = '4 of 6 batches were skipped; cause of the last one examined: log of 0'
+    said = '4 of 6 batches were skipped; cause of the last one: log of 0'
     assert chain.tell() == said
+    chain.step_was_skipped()
+    assert 'cause of the last one examined: log of 0' in chain.tell()
 
 
 def test_a_ratio_is_a_share():
@@ -125,13 +127,10 @@ def test_a_ratio_is_a_share():
 def test_a_policy_that_is_used_up_says_so():
     chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
     assert after(chain, 'xxx') == 'rollback'
-    skipped = "; 3 bad steps in a row, and 'skip' allows 2 here ('skip:4' allows more)"
+    skipped = "; 3 bad steps in a row, and 'skip:2' allows 2"
     assert chain.why_not == skipped
     assert after(chain, 'xxx') == 'raise'
-    gone_back = (
-        "; the training went back once already, and 'rollback' allows 1 here ('rollback:2' "
-        'allows more)'
-    )
+    gone_back = "; the training went back once already, and 'rollback:1' allows no more"
     assert chain.why_not == skipped + gone_back
 
 
@@ -139,12 +138,15 @@ def test_bad_batches_are_counted_against_the_limit_that_holds_for_them():
     state, skip = PolicyState(), Skip(2)
     for number in range(1, 101):
         state.note_incident(False, '', BATCH if number % 3 == 1 else '')  # the others: not examined
-        assert skip.spent(state) == ' (%d of 100 bad batches in a row)' % number
+        assert skip.spent(state) == ' (bad batches in a row: %d, allowed: 100)' % number
     state.note_incident(False, '', BATCH)
     assert not skip.is_willing(state)
-    told = "; 101 bad steps in a row, and 'skip' allows 100 here ('skip:200' allows more)"
+    told = "; 101 bad batches in a row, and 'skip' allows 100 ('skip:200' allows more)"
     assert skip.why_not(state) == told
     assert Skip(200).is_willing(state)
+    other = PolicyState()
+    other.note_incident(False, '', '')
+    assert skip.spent(other) == ' (bad steps in a row: 1, allowed: 2)'
 
 
 def test_who_may_give_way_comes_before_others():
@@ -182,8 +184,8 @@ def test_a_callable_that_returns_nonsense_is_named():
 def test_what_is_ruined_is_not_skipped():
     chain = FallbackChain([Skip(3), Rollback()], Raise())
     assert isinstance(chain.decide(incident()), Skip) and chain.why_not == ''
-    assert isinstance(chain.decide(incident(), '; and the weights are ruined'), Rollback)
-    assert chain.why_not == '; and the weights are ruined'
+    assert isinstance(chain.decide(incident(), '; the weights are ruined'), Rollback)
+    assert chain.why_not == '; the weights are ruined'
     assert isinstance(chain.decide(incident()), Skip)
 
 

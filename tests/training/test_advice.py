@@ -109,7 +109,7 @@ class TestWhatIsTold:
         first, second, of_data, last = self.train(
             lambda y: tf.reduce_mean(tf1.log(y)), batches, **options
         )
-        not_examined = 'in a row); not examined: max_bundles=1 is reached.'
+        not_examined = '); not examined: max_bundles=1 is reached.'
         assert first.startswith('log of a negative number')
         assert of_data.startswith('bad data: 1 NaN among 8 values, in row 2; Placeholder; ')
         for each in second, last:

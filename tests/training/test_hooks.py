@@ -185,7 +185,7 @@ def test_the_log_line_can_be_acted_on():
     what = re.compile(
         r'incident (\d) at global step (\d) \(loss nan\): '
         r'bad data: 1 NaN among 12 values, in row 1; PyFunc; .*models\.py:\d+\.\n'
-        r'    update not applied, batch skipped \(1 of 100 bad batches in a row\)\.'
+        r'    update not applied, batch skipped \(bad batches in a row: \d, allowed: 100\)\.'
     )
     found = [what.fullmatch(line) for line in (first, second)]
     assert [match and match.groups() for match in found] == [('1', '3'), ('2', '4')]

@@ -162,7 +162,7 @@ class TestWhatIsASpike:
     def test_max_loss_is_told_apart(self, tmp_path):
         (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
         assert incident.reason.startswith('above max_loss: loss ')
-        assert 'the loss is above its limit' in incident.diagnosis
+        assert 'the loss %.4g is above max_loss=1e+08, and' % incident.loss in incident.diagnosis
 
     @pytest.mark.full
     def test_the_smaller_of_both_limits_holds(self, tmp_path):

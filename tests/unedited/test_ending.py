@@ -86,6 +86,9 @@ def test_why_nothing_was_guarded_is_said(monkeypatch):
     assert 'this script ran no session: it enabled eager execution. Another' in str(seen)
     seen.runs = 1
     assert str(seen).endswith('that the script computes, and 1 run of a session made none')
+    seen.error = KeyError('a key')
+    early = 'the script ended early, and 1 run of a session made no update'
+    assert str(seen) == 'nothing here was guarded: ' + early
     seen.own_steps = 2
     assert str(seen).startswith('the script guards itself with a NanLossHook')
     assert ': 2 steps. Its own settings hold' in str(seen)

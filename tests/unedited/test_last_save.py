@@ -167,6 +167,23 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
             assert newest(tmp_path) == path + '-7'
 
 
+def test_a_signal_in_a_save_of_the_scripts_own_names_what_is_saved(tmp_path):
+    with slimguard.instrument(on_nan='skip'):
+        train_op = Linear().minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'model')
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            for epoch in (5, 6):
+                train(session, train_op, 3)
+                if epoch == 6:
+                    saver.export_meta_graph = lambda *_, **__: press_ctrl_c()
+                with contextlib.suppress(KeyboardInterrupt):
+                    saver.save(session, path, global_step=epoch)
+    said = 'Ctrl-C: saved %s-5-last (global step 6), newer than those beside it' % path
+    assert said in lines
+
+
 def test_the_number_of_a_save_counts_the_step_in_which_the_signal_came(tmp_path):
     with slimguard.instrument(on_nan='skip'):
         model = Linear(bad=lambda draw: draw == 4 and os.kill(os.getpid(), signal.SIGINT))
@@ -204,7 +221,7 @@ def test_where_the_script_has_saved_nothing_a_line_says_so():
             with pytest.raises(KeyboardInterrupt):
                 press_ctrl_c()
     (line,) = [line for line in lines if 'the last finite state is not saved' in line]
-    assert 'the script has saved nothing yet' in line
+    assert 'the script has saved nothing since its start' in line
 
 
 def test_it_is_beside_the_others_though_the_script_went_elsewhere(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
     assert 'bad data: ' in said[0]
     line = r'slimguard: guarded train_op: \d steps, 1 incident \(raise 1\); record and '
     assert re.match(line, said[-1])
-    assert said[-2].startswith('to run it again: python -m slimguard replay ' + str(tmp_path))
+    assert said[-2].startswith('to see what happened: python -m slimguard report ' + str(tmp_path))
     assert bad_variables(str(tmp_path)) == []
 
 

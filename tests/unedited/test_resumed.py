@@ -65,7 +65,7 @@ def test_the_record_goes_on_where_it_was(folder, tmp_path):
             run(folder, 60, 20, bad=(4,))
     assert [record['action'] for record in records_in(tmp_path / 'logs')] == ['raise']
     assert not (tmp_path / 'slimguard-logs').exists()
-    assert any('the script has saved nothing yet' in line for line in lines)
+    assert any('the script has saved nothing since its start' in line for line in lines)
 
 
 @pytest.mark.full

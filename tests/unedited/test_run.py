@@ -44,7 +44,8 @@ finally:
         ('run --capture=maybe x.py', "'maybe'"),
         ('run --max-bundles=0 x.py', "expected a whole number, 1 or more, not '0'"),
         ('run --colour x.py', 'run: error: unrecognized arguments: --colour'),
-        ('run --onnan=skip x.py', 'usage: slimguard run [OPTION ...] script.py'),
+        ('run --on_nann=skip x.py', 'arguments: --on_nann=skip; did you mean --on_nan?'),
+        ('report --outptu=x y', 'arguments: --outptu=x; did you mean --output?'),
         ('incidents --everything x', 'usage: slimguard incidents [-h] [--all]'),
         ('run --max_loss x.py', "expected a positive finite number, not 'x.py'"),
         ('run --tf1', 'name a script to run, or a module after -m'),
@@ -80,7 +81,12 @@ def test_help_and_usage_errors_come_without_importing_tensorflow():
 @pytest.mark.parametrize(
     'ours, theirs, said',
     [
-        ([], ['--on_nan=skip', '--lr=1'], ['--on_nan=skip']),
+        (
+            [],
+            ['--on_nan=skip', '--lr=1', '--max_loss=5'],
+            ['--on_nan=skip', '--max_loss=5'],
+        ),
+        ([], ['--max_loss=5'], []),
         (['--on_nan=skip'], ['--on_nan=skip', '--logdir=a', '--history=3'], []),
     ],
 )

@@ -71,6 +71,13 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     assert done.returncode == 0, done.stdout[-6000:]
 
 
+def test_the_test_that_contributors_are_shown_passes():
+    names = {}
+    (shown,) = [it for it in snippets_of(ROOT / 'CONTRIBUTING.md') if it.language == 'python']
+    exec(shown.text, names)
+    names['test_a_nan_in_the_batch_changes_no_weight']()
+
+
 @pytest.fixture(scope='module')
 def world(tmp_path_factory):
     """A working directory with what the docs' commands name."""

@@ -98,7 +98,7 @@ def photograph(page, path):
     if browser is None:
         return False
     options = ['--headless', '--no-sandbox', '--disable-gpu', '--hide-scrollbars']
-    options += ['--window-size=1280,1500', '--screenshot=%s' % path]
+    options += ['--window-size=1280,1640', '--screenshot=%s' % path]
     subprocess.run([browser, *options, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
     return True
 
@@ -114,9 +114,8 @@ def main():
         page = folder / 'report.html'
         command = [sys.executable, '-m', 'slimguard', 'report', str(folder / 'digits')]
         subprocess.run([*command, '--output', str(page)], check=True)
-        page.write_text(
-            page.read_text().replace('%s/' % HERE.parents[1], '')
-        )  # whose machine it is
+        text = page.read_text().replace('%s/' % HERE.parents[1], '')  # whose machine it is
+        page.write_text(text.replace('%s/' % folder, '/runs/'))
         if not photograph(page, HERE / 'report.png'):
             print('There is no Chromium, so report.png stays as it is.')
 

@@ -147,9 +147,9 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
 def _far(ratio: float) -> str:
     if math.isnan(ratio):
         return 'is not finite'
-    return (
-        'is not zero, as it was' if ratio > 300 else 'is %s times its median' % multiple(10**ratio)
-    )
+    if ratio > 300:
+        return 'is not zero, as it was'
+    return 'goes above 100 times its median (%s times)' % multiple(10**ratio)
 
 
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:

@@ -64,6 +64,11 @@ def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
     return curve_of(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2)), troubles
 
 
+def has_event_files(logdir: str) -> bool:
+    """Whether a log directory has event files, readable or not; True if it cannot be listed."""
+    return _event_files(logdir) != ([], [])
+
+
 def looks_like_loss(tag: str) -> bool:
     """Whether a summary's tag names a loss: total_loss, losses/x, loss_1."""
     return bool(_LOSS.search(tag.lower())) and not _NO_LOSS.search(tag.lower())

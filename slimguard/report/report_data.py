@@ -24,7 +24,6 @@ from slimguard.report.cards import (
     incident_of,
     opened_of,
 )
-from slimguard.report.last_steps import LastSteps
 from slimguard.report.loss_history import Curve
 from slimguard.system import files
 
@@ -38,6 +37,14 @@ NO_SUMMARY = (
     'No scalar in the event files here looks like a loss. Add tf.compat.v1.summary.scalar('
     "'total_loss', total_loss) to the graph, and the next report shows all of the training. "
 )
+NO_EVENT_FILES = (
+    'There are no event files here, so this page does not have the loss of all of the training. '
+    "Add summary = tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph. slim's loop "
+    'and a MonitoredTrainingSession write it to event files by themselves; a plain loop needs '
+    'writer = tf.compat.v1.summary.FileWriter(logdir), and at each step '
+    '_, text = session.run([train_op, summary]) and writer.add_summary(text, step). '
+)
+IN_THE_CARD = 'For the loss of the last steps, see the chart above.'
 OF_LAST_STEPS = 'This is the loss of the last steps that were kept before an incident. '
 TOO_FEW_POINTS = 'There are too few points for a curve.'
 
@@ -46,7 +53,7 @@ class ReportData(NamedTuple):
     """The data of a report.
 
     Attributes:
-      title: the base name of the log directory.
+      title: the path of the log directory.
       made: when the report was made, and with which versions.
       curve: the loss, or None.
       incidents: the record of incidents, the oldest first.
@@ -73,19 +80,17 @@ def gather(logdir: str) -> ReportData:
     path = files.as_path(logdir)
     curve, notes = loss_history.read(logdir)
     bundles, more = _bundles(logdir)
-    curve, curve_note = _curve_of(curve, [it.opened.steps for it in bundles if it.opened])
     now = datetime.datetime.now().strftime('%Y-%m-%d %H:%M')
     versions = 'TensorFlow %s, slimguard %s' % (tf.__version__, slimguard.__version__)
     data = ReportData(
-        title=os.path.basename(path.rstrip('/\\')) or path,
+        title=path,
         made='Made %s with %s' % (now, versions),
         curve=curve,
         incidents=[],
         unrecorded=bundles,
         notes=more + notes,
-        curve_note=curve_note,
     )
-    data = _with_record(data, logdir)
+    data = _with_curve(_with_record(data, logdir), loss_history.has_event_files(logdir))
     left_out = len(data.notes) - _MOST_NOTES
     more = ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
     return data._replace(notes=data.notes[:_MOST_NOTES] + more)
@@ -112,26 +117,38 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
     return views, notes + (['%d older bundles are not shown.' % left_out] if left_out else [])
 
 
-def _curve_of(
-    curve: Optional[Curve], histories: Sequence[Optional[LastSteps]]
-) -> Tuple[Optional[Curve], str]:
-    """The loss to draw, and a sentence on it, or ''.
+def _with_curve(data: ReportData, has_event_files: bool) -> ReportData:
+    """With the loss to draw, and a sentence on it, or ''.
 
-    Where the event files have few points, these are of the last steps before an incident.
+    Where the event files have few points, these are of the last steps before an incident, unless
+    the first card shows all of them.
     """
-    points, note = (0, NO_SUMMARY) if curve is None else (curve.count, '')
+    curve, points, note = data.curve, 0, NO_SUMMARY if has_event_files else NO_EVENT_FILES
+    if curve is not None:
+        points, note = curve.count, ''
     if points < _FEW_POINTS:
-        curves = [last_steps.curve(steps) for steps in histories if steps is not None]
-        best = max([it for it in curves if it], key=lambda it: it.count, default=None)
+        best = max(map(_curve_of, data.incidents + data.unrecorded), key=_count_of, default=None)
         if best is not None and best.count > points:
             curve, points = best, best.count
+            if points == _count_of(_curve_of(kinds_of(data)[0].first)):
+                return data._replace(curve=None, curve_note=note + IN_THE_CARD)
             note += OF_LAST_STEPS
     if curve is not None and curve.bad:
         said = 'Not finite, and so not in the curve: %d of the %d recorded values. '
         note += said % (curve.bad, curve.points)
     if curve is not None and points < 2:
         curve, note = None, note + TOO_FEW_POINTS
-    return curve, note.strip()
+    return data._replace(curve=curve, curve_note=note.strip())
+
+
+def _curve_of(it: IncidentView) -> Optional[Curve]:
+    """The loss of the last steps before an incident; None if it is not known."""
+    steps = None if it.opened is None else it.opened.steps
+    return None if steps is None else last_steps.curve(steps)
+
+
+def _count_of(curve: Optional[Curve]) -> int:
+    return 0 if curve is None else curve.count
 
 
 def _with_record(data: ReportData, logdir: str) -> ReportData:

@@ -146,11 +146,13 @@ def watch(
     `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
     initialize the variables first.
 
-        with tf.compat.v1.Session() as session:
-            session = slimguard.watch(session, on_nan='skip')
+        train_op = slimguard.guard(optimizer.minimize(loss, global_step), loss=loss)
+        with slimguard.watch(tf.compat.v1.Session(), on_nan='skip', logdir='logs') as session:
             session.run(tf.compat.v1.global_variables_initializer())
-            while not session.should_stop():
-                session.run(train_op, feed_dict={...})
+            for batch in batches:
+                session.run(train_op, feed_dict={features: batch})
+                if session.should_stop():
+                    break
 
     The returned session calls the hooks' `end` when it is closed, or when its `with` block ends
     without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration do not

@@ -67,8 +67,8 @@ def test_where_it_began_is_the_first_step_and_its_farthest_row():
     begin = began(norms, names=names)
     assert (begin.column, begin.gradient) == (15, 1)
     assert (
-        'At step 15: the gradient of b/biases and 2 more is 1e+05 times its median; 2 of 4 '
-        'gradients left their usual range.' in begin.said
+        'At step 15: the gradient of b/biases and 2 more goes above 100 times its median (1e+05 '
+        'times); 2 of 4 gradients left their usual range.' in begin.said
     )
 
 

@@ -121,8 +121,8 @@ def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     theirs = list(script[1:])
     theirs = theirs[: theirs.index('--')] if '--' in theirs else theirs
     given = {_name_of(each) for each in theirs}
-    ours = _OUR_WORDS | _BESIDE if given & (_OUR_WORDS - own) else _OUR_WORDS
-    return [each for each in theirs if _name_of(each) in ours - own]
+    words = _OUR_WORDS | _BESIDE if given & (_OUR_WORDS - own) else _OUR_WORDS
+    return [each for each in theirs if _name_of(each) in words - own]
 
 
 def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:

@@ -120,9 +120,9 @@ def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     own = {_name_of(argument) for argument in ours}
     theirs = list(script[1:])
     theirs = theirs[: theirs.index('--')] if '--' in theirs else theirs
-    given = {_name_of(each) for each in theirs}
-    words = _OUR_WORDS | _BESIDE if given & (_OUR_WORDS - own) else _OUR_WORDS
-    return [each for each in theirs if _name_of(each) in words - own]
+    is_ours = any(_name_of(each) in _OUR_WORDS - own for each in theirs)
+    words = (_OUR_WORDS | _BESIDE if is_ours else _OUR_WORDS) - own
+    return [each for each in theirs if _name_of(each) in words]
 
 
 def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:

@@ -132,7 +132,8 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     row, here = int(np.argmax(out[column])), ratios[column]
     far = int((out[column] > _FAR).sum())
     is_all = far == len(here) > 1
-    told = 'all gradients are not finite, or above 100 times their median'
+    told = 'all gradients are not finite'
+    told += '' if np.isnan(here).all() else ', or above 100 times their median'
     if not is_all:
         told = 'the gradient of %s %s' % (variables(*steps.gradients[row]), _far(here[row]))
         told += '; %d of %d gradients left their usual range' % (far, len(here)) if far > 1 else ''

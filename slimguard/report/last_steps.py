@@ -121,9 +121,7 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     """Where gradients leave their usual range for the last time; None if none does."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
     # What came before a return to an earlier state was survived.
-    step = np.array(steps.step, float)
-    back = np.flatnonzero(step[1:] < step[:-1])
-    out[: back[-1] + 1 if back.size else 0] = 0
+    out[: _last_return(steps)] = 0
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
         return None
@@ -153,6 +151,13 @@ def _far(ratio: float) -> str:
     return 'goes above 100 times its median (%s times)' % multiple(10**ratio)
 
 
+def _last_return(steps: LastSteps) -> int:
+    """The column of the first step after the last rollback; 0 if there was none."""
+    step = np.array(steps.step, float)
+    back = np.flatnonzero(step[1:] < step[:-1])
+    return int(back[-1]) + 1 if back.size else 0
+
+
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
     """The sentences below the charts of the last steps: what they show, and where it began."""
     said = ''
@@ -161,7 +166,8 @@ def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
             'Each row is the gradient of a variable, its colour the norm as a multiple of the '
             'median of the row. '
         )
-        none = 'None is above 100 times its median, and all are finite.'
+        since = 'Since the last rollback none' if _last_return(steps) else 'None'
+        none = since + ' is above 100 times its median, and all are finite.'
         said += none if begin is None else begin.said
     rates = [] if steps.learning_rate is None else steps.learning_rate.tolist()
     rates = [number(rate) for rate in rates if math.isfinite(rate)]

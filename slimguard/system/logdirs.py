@@ -6,15 +6,16 @@ Imports no TensorFlow for a local path.
 import contextlib
 import fnmatch
 import os
-from typing import Iterable, Optional
+from typing import Iterable, Optional, Sequence
 
-from slimguard.system import files
+from slimguard.system import files, texts
 
 _MARKS = (
     *('checkpoint', 'checkpoint.bad', '*.index', '*.meta', '*-?????-of-?????'),
     *('events.out.tfevents.*', 'graph.pbtxt'),
 )
 _FOLDER = 'slimguard'
+_MOST_NAMES = 5
 # A folder named slimguard may also be a copy of this package.
 _MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'report.*', '.making-*')
 
@@ -53,17 +54,31 @@ def what_is_missing(logdir: str) -> Optional[str]:
             what = 'a file, and no directory' if files.exists(logdir) else 'no directory'
             return 'there is %s %r' % (what, logdir)
         names = files.list_dir(logdir)
-        if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
+        if _is_one(logdir, names):
             return None
         parent = os.path.dirname(logdir.rstrip('/'))
         if os.path.basename(parent) == _FOLDER and 'incident.json' in names:
             return '%s is a bundle, and no logdir: give %s' % (logdir, os.path.dirname(parent))
     except files.errors(logdir) as error:
         return cannot_be_read(logdir, error)
+    below = [name for name in sorted(names) if _is_one_below(os.path.join(logdir, name))]
+    cure = 'Give the folder that holds these; ' + NAMED_BY
+    if below:
+        cure = 'Give one of the folders in it: ' + texts.listed(below, _MOST_NAMES)
     return (
         '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
-        'incidents. Give the folder that holds these; %s' % (logdir, NAMED_BY)
+        'incidents. %s' % (logdir, cure)
     )
+
+
+def _is_one(logdir: str, names: Sequence[str]) -> bool:
+    return _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir))
+
+
+def _is_one_below(path: str) -> bool:
+    with contextlib.suppress(*files.errors(path)):
+        return files.is_dir(path) and _is_one(path, files.list_dir(path))
+    return False
 
 
 NAMED_BY = (

@@ -286,7 +286,7 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_RUINED = 'the weights are ruined, so the variables are put back to %s.'
+_RUINED = 'the weights are ruined, so the variables are put back to %s, now the last finite state.'
 _LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'

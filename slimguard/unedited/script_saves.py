@@ -202,6 +202,6 @@ class ScriptRestorer(FirstStateRestorer):
 
 
 _NO_PLACE = (
-    'the script has saved nothing since its start, so there is no place to save it in; a '
-    'Saver.save before the loop names one'
+    'the script has saved nothing since its start, so there is no place to save it in (a finite '
+    'state is saved where the script has saved one before)'
 )

@@ -35,6 +35,9 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
             logdirs.require_logdir(folder)
         what = 'it holds no checkpoint, no summaries and no record of incidents. Give the folder '
         assert str(caught.value).startswith('%s is no logdir of a training: %s' % (folder, what))
+    folder = make(tmp_path / 'runs', 'run-1/checkpoint', 'run-2/checkpoint', 'other/train.py')
+    with pytest.raises(logdirs.LogdirError, match='Give one of the folders in it: run-1, run-2$'):
+        logdirs.require_logdir(folder)
 
 
 def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it(tmp_path):

@@ -68,7 +68,7 @@ def test_an_error_shows_the_diagnosis_first_and_none_of_our_files(kernel, tmp_pa
     lines = shown.traceback.splitlines()
     assert lines[0].startswith('NanLossError: Bad step at global step 4')
     assert 'log of 0' in lines[0]
-    assert any('slimguard replay' in line for line in lines)
+    assert any('slimguard report' in line for line in lines)
     at = lines.index('raised in')
     assert len(lines) == at + 2 and 'cell' in lines[at + 1] and 'slimguard.train(' in lines[at + 1]
     assert os.path.dirname(slimguard.__file__) not in shown.traceback

@@ -83,9 +83,7 @@ def test_before_an_error_ruined_weights_give_way_to_it(monkeypatch):
     with LogLines() as lines:
         recovery.leave_ruin(None, 60)
     (line,) = lines
-    assert line.endswith(
-        'the weights are ruined, so the variables are put back to %s/model.ckpt-50.' % LOGDIR
-    )
+    assert line.endswith('are put back to %s/model.ckpt-50, now the last finite state.' % LOGDIR)
 
 
 def test_where_none_is_it_is_the_newest():

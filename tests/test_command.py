@@ -77,7 +77,7 @@ class TestIncidents:
         assert run('incidents', tmp_path) == 1
         out = capsys.readouterr().out
         assert out.startswith('there is no record of incidents in %s: ' % tmp_path)
-        assert 'no guarded training has written there' in out
+        assert 'no guarded training has written one there' in out
         assert 'slimguard run, its last line names the folder' in out
         assert 'NanLossHook needs logdir' in out
         assert not (tmp_path / 'slimguard').exists()

@@ -393,9 +393,7 @@ def test_the_norm_of_the_gradients_is_told_in_the_card_and_in_the_table(tmp_path
 def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
     (tmp_path / 'checkpoint').write_text('')
     seen = see(tmp_path)
-    said = (
-        'There is no record of incidents: no guarded training has written there, or the record was '
-    )
+    said = 'There is no record of incidents: no guarded training has written one there, or it was '
     assert said in seen.text
     assert said in capsys.readouterr().err
     assert 'No incident' not in seen.text

@@ -36,7 +36,9 @@ class FallbackChain:
         self.why_not = self.spent = self._why_skipped = ''
         self._is_of_last = False  # whether that is why the last one was skipped
         self._factor: Optional[float] = None
-        self._told = 0, 0  # the numbers of skipped steps and of rollbacks that the log last gave
+        self._has_stopped = False
+        # What the log last gave: the numbers of skipped steps and of rollbacks, whether it stopped.
+        self._told = 0, 0, False
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
@@ -104,19 +106,23 @@ class FallbackChain:
         self._overflowed_at.clear()
         self._factor = factor or self._factor
 
+    def note_stop(self) -> None:
+        """Notes that 'stop' ends the training."""
+        self._has_stopped = True
+
     def tell(self) -> str:
         """How many steps were skipped and how often it went back; '' if none since last told."""
         skipped, returns = self._state.skipped, self._state.rollbacks
-        if (skipped, returns) == self._told:
+        if (skipped, returns, self._has_stopped) == self._told:
             return ''
-        self._told = skipped, returns
+        self._told = skipped, returns, self._has_stopped
         why = self._why_skipped, self._is_of_last
         told = [skipped_in_words(skipped, self._state.steps, *why)] if skipped else []
         if returns:
             told.append('went back to an earlier state %d time%s' % (returns, 's'[: returns > 1]))
         if self._factor is not None:
             told.append('the learning rate ends at x%g' % self._factor)
-        return '; '.join(told)
+        return '; '.join(told or ["'stop' ended the training"])
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often all processes of the job went back to a checkpoint."""

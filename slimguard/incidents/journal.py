@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.incident_groups import kind_of, symptom_of
-from slimguard.incidents.policies import Stop
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
 
@@ -66,7 +65,6 @@ class Journal:
         self._clock = clock
         self._last_logged = 0.0
         self._held_back = 0  # how many were not logged since then
-        self._has_stopped = False  # whether the last incident ended the training by 'stop'
         # By causes, and by symptoms: the number of the first of each, and how many there were.
         self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
         self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
@@ -119,7 +117,6 @@ class Journal:
           rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
-        self._has_stopped = incident.action == Stop.action
         for row in set(rows.values()):
             if row in self._rows or len(self._rows) < _MOST_ROWS:
                 first, times = self._rows.get(row, (self._number, 0))
@@ -144,9 +141,6 @@ class Journal:
             log().warning('%s.\n    %s', told, report_hint(self.logdir))
         elif told:
             log().warning('%s.', told)
-        elif self._has_stopped and self.logdir is not None:
-            log().warning(report_hint(self.logdir))
-        self._has_stopped = False
         if self._file is not None:
             self._file.close()
 

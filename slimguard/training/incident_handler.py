@@ -190,6 +190,7 @@ class IncidentHandler:
             raise NanLossError(incident)
         if incident.action == Stop.action:
             run_context.request_stop()
+            self._policies.note_stop()
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
         """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""

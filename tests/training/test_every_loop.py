@@ -73,11 +73,16 @@ class TestEachPolicy:
         assert checkpoint_at(tmp_path) == (3, [])
         assert steps_of(records_in(tmp_path)) == [(3, 'raise')]
 
-    def test_stop_ends_cleanly(self, loop, tmp_path):
-        try:
-            assert loop(given(tmp_path, on_nan='stop', bad=(3,))).drawn == 4
-        except tf.errors.OutOfRangeError as error:  # which ends a script's own loop
-            assert 'the training is stopped' in str(error)
+    def test_stop_ends_cleanly_and_the_log_gives_the_command(self, loop, tmp_path):
+        with LogLines() as lines:
+            try:
+                assert loop(given(tmp_path, on_nan='stop', bad=(3,))).drawn == 4
+            except tf.errors.OutOfRangeError as error:  # which ends a script's own loop
+                assert 'the training is stopped' in str(error)
+        told = [line for line in lines if "'stop' ended the training" in line]
+        is_script = any(loop is LOOPS[name] for name in LOOPS if name.startswith('unedited'))
+        assert len(told) == (0 if is_script else 1)  # a script has a last line on stderr
+        assert all('python -m slimguard report %s' % tmp_path in line for line in told)
         assert checkpoint_at(tmp_path)[1] == []
         assert steps_of(records_in(tmp_path)) == [(3, 'stop')]
 

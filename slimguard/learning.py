@@ -66,8 +66,8 @@ def create_train_op(
 
     A step whose loss, gradients or moving averages are not finite writes nothing: see
     `slimguard.guard`. With ``check_numerics=True`` such a step raises
-      `tf.errors.InvalidArgumentError`, before any update. With ``check_numerics=False`` a
-      `NanLossHook` or `slimguard.train` acts on the step; without either, it prints one line.
+    `tf.errors.InvalidArgumentError`, before any update. With ``check_numerics=False`` a
+    `NanLossHook` or `slimguard.train` acts on the step; without either, it prints one line.
 
     Args:
       total_loss: the loss, a floating scalar Tensor.

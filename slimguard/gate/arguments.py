@@ -1,12 +1,11 @@
 """Reads and checks the arguments that users give: a train op, its loss, the largest loss."""
 
-import math
-
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
+from slimguard.system.numbers import is_positive
 
 
 def writes_something(train_op: TrainOp) -> bool:
@@ -69,13 +68,7 @@ def require_outside(train_op: TrainOp) -> None:
 
 def require_max_loss(max_loss) -> None:
     """Raises ValueError unless `max_loss` is None or a positive finite number."""
-    if max_loss is None:
-        return
-    try:
-        good = not isinstance(max_loss, (bool, str, bytes)) and 0 < float(max_loss) < math.inf
-    except (TypeError, ValueError):
-        good = False
-    if not good:
+    if max_loss is not None and not is_positive(max_loss):
         raise ValueError('max_loss must be a positive finite number or None, not %r' % (max_loss,))
 
 

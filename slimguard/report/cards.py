@@ -263,11 +263,10 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
 
 def _ranges_of(said: Dict[str, Any]) -> List[RangeRow]:
     """The tensors of the step before and after the one at fault, in their order."""
-    rows = said['ranges']
-    at = next((n for n, row in enumerate(rows) if row['tensor'] == said['tensor']), 0)
+    rows, culprit = said['ranges'], said['tensor']
+    at = next((n for n, row in enumerate(rows) if row['tensor'] == culprit), 0)
     start = max(0, min(at - _MOST_RANGES // 2, len(rows) - _MOST_RANGES))
     shown = rows[start : start + _MOST_RANGES]
-    culprit = said['tensor']
     return [RangeRow(it['tensor'], _range_of(it['range']), it['tensor'] == culprit) for it in shown]
 
 

@@ -1,5 +1,6 @@
 """Tells numbers from other values of users and records: a bool is none."""
 
+import math
 from typing import Any
 
 
@@ -11,6 +12,14 @@ def is_number(value: Any) -> bool:
 def is_whole(value: Any) -> bool:
     """Whether a value is an int."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a positive finite number, of Python or numpy; no text of one is."""
+    try:
+        return not isinstance(value, (bool, str, bytes)) and 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        return False
 
 
 def require_bool(name: str, value: Any) -> None:

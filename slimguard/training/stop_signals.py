@@ -6,7 +6,6 @@ thread that waits for nobody does so at once.
 """
 
 import contextlib
-import math
 import multiprocessing
 import os
 import signal
@@ -25,6 +24,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.building.ranks import SIGNALS, Exchange
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system.log import log
+from slimguard.system.numbers import is_positive
 
 # How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
 # for ever.
@@ -306,11 +306,7 @@ class StopSignals:
 
 def require_seconds(seconds) -> None:
     """Raises ValueError unless `preemption_seconds` is a positive finite number."""
-    try:
-        good = not isinstance(seconds, (bool, str, bytes)) and 0 < float(seconds) < math.inf
-    except (TypeError, ValueError):
-        good = False
-    if not good:
+    if not is_positive(seconds):
         raise ValueError(
             'preemption_seconds must be a positive finite number, the seconds that a step may '
             'take to end after SIGTERM or Ctrl-C, not %r' % (seconds,)

@@ -99,6 +99,10 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     begin = began(norms, step=step, good=good)
     assert begin.column == 7
     assert begin.said.startswith('At step 3: all gradients are ')
+    since = began(norms[:5], step=step[:5], good=good[:5])
+    assert since is None
+    said = last_steps.caption(steps_of(norms[:5], step=step[:5], good=good[:5]), since)
+    assert 'Since the last rollback none is above 100 times its median' in said
     # A step that was held and left out is no rollback.
     skipped = [0, 1, 0, 1, 0, 0]
     begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])

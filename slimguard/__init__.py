@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from slimguard.incidents.spike import Spike as Spike
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
-    from slimguard.training.watched_session import watch as watch
+    from slimguard.training.watch import watch as watch
     from slimguard.unedited.instrumentation import instrument as instrument
 
 # Where each public name lives.
@@ -60,7 +60,7 @@ _HOMES = {
     'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
     'read_incidents': 'incidents.record_file',
     'train': 'learning',
-    'watch': 'training.watched_session',
+    'watch': 'training.watch',
 }
 _MODULES = ('compat', 'hooks', 'learning')
 _NEED_NO_TENSORFLOW = frozenset('compat Incident Raise Rollback Skip Stop read_incidents'.split())

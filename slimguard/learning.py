@@ -22,11 +22,11 @@ from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.training import slim_training
+from slimguard.training.gate_watcher import with_watcher
+from slimguard.training.slim_loop import Schedule
 from slimguard.training.step_history import STEPS, require_history
-from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
-from slimguard.training.watchers import with_watcher
 
 _slim = compat.import_slim().learning
 # Kept, as code may put the functions below in the place of `_slim`'s own.

@@ -2,38 +2,30 @@
 
 The way of a bad step, in any loop:
 
-    hooked_session.py     HookedStep, the one way to run a step; a session that calls hooks
-    gate_watcher.py       GateWatcher, the hook behind NanLossHook, gets the values of the run
-    watched_run.py        what was fetched in it, and the incidents that the values tell of
+    hooked_session.py     a session that calls hooks; HookedStep, the one way to run a step
+    gate_watcher.py       the hook behind NanLossHook, which gets the values of each step
+    watched_runs.py       which runs are steps, what to fetch in them, and what the values show
+    open_incident.py      a bad step from these values to its line in the record
     incident_handler.py   examines, decides, acts and records (in incidents/journal.py)
-    open_incident.py      an incident while it is examined and handled
 
 What that needs:
 
-    steps_to_watch.py     which runs of a session are steps
-    step_history.py       the last steps, and whether the next is a spike
-    step_summaries.py     the same as scalars in TensorBoard
-    recovery.py           back to a checkpoint: one process, or a job
+    step_history.py       the numbers of the last steps: to judge the next, and for TensorBoard
+    recovery.py           back to an earlier state: one process, or a job
     back_off.py           smaller updates after that
-    preparation.py        what a new session needs for both, before its first step
-    watchers.py           hands the hooks their training; picks the one that decides
+    fetch_structures.py   whatever a session is asked to fetch and feed; runs that come again
+    prepared_runs.py      runs that come again, each kind prepared once
 
 The loops:
 
-    fetch_structures.py   whatever a session is asked to fetch and feed; runs that come again
-    prepared_runs.py      runs that come again, each kind prepared once
-    hook_fetches.py       what hooks ask to be fetched and fed in a step
-    watched_session.py    watch(), for a plain session
-    slim_training.py      what a training in slim's loop has to be, and has around it
-    loop.py               the step function and session wrapper for slim.learning.train
-    supervisor.py         what that asks of its Supervisor
-    step_runner.py        one step: in one run, or by the step function
+    watch.py              watch(), for a plain session
+    slim_training.py      a training in slim's loop: what it has to be, and what is around it
+    slim_loop.py          the step function and session wrapper for slim.learning.train
+    hook_loop.py          a loop that knows hooks only, and where its record is
 
 Around a training:
 
-    training.py           what is said of it; captures, signals, progress, the last save
-    record_folder.py      where a hook keeps its record, and a session its checkpoints
-    hook_loop.py          opens that in a loop that knows hooks only, in the session's directory
+    training.py           its settings; captures bad steps, and saves before an error ends it
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar
 

@@ -1,12 +1,12 @@
 """The hook that watches the guarded train ops of a graph: :class:`GateWatcher`.
 
-A bad step goes one way: `take` gets the values of its run, `Run.read` (watched_run.py) makes an
-incident of them, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and
-records. Which runs are steps is in steps_to_watch.py.
+A bad step goes one way: `take` gets the values of its run, `Run.read` (watched_runs.py) opens an
+incident, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and records.
 """
 
 import collections
-from typing import Any, Deque, List, Optional, Sequence
+import contextlib
+from typing import Any, Deque, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -22,19 +22,20 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Stop
-from slimguard.incidents.policy_language import OnNan
+from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import as_spike
-from slimguard.training.hook_loop import HookLoop
+from slimguard.training.hook_loop import HookLoop, find_record_folder
 from slimguard.training.incident_handler import IncidentHandler
 from slimguard.training.open_incident import OpenIncident, look_again
-from slimguard.training.preparation import Preparation
-from slimguard.training.record_folder import find_record_folder
 from slimguard.training.recovery import Recovery, recovery_in
-from slimguard.training.step_history import STEPS, Histories
-from slimguard.training.step_summaries import summaries_beside
-from slimguard.training.steps_to_watch import WatchedRuns, refusal_without_gate, require_loss_in
+from slimguard.training.step_history import STEPS, Histories, summaries_beside
 from slimguard.training.training import DEFAULTS, Training, TrainingSettings
-from slimguard.training.watched_run import Reading, Run
+from slimguard.training.watched_runs import (
+    Run,
+    WatchedRuns,
+    refusal_without_gate,
+    require_loss_in,
+)
 
 # How many incidents a hook remembers; the record in the logdir has them all.
 _REMEMBERED = 1000
@@ -63,8 +64,8 @@ class GateWatcher(tf1.train.SessionRunHook):
         settings: TrainingSettings = DEFAULTS,
     ):
         self._settings = self._in_force = settings.require()
-        given = self._settings
-        self.max_loss, self.logdir, self.ends_job = given.max_loss, given.logdir, given.ends_job
+        self.max_loss, self.logdir = self._settings.max_loss, self._settings.logdir
+        self.ends_job = self._settings.ends_job
         self._opened: Deque[OpenIncident] = collections.deque(maxlen=_REMEMBERED)
         self.incident_count = 0
         self.on_nan, self._loss = on_nan, loss
@@ -87,8 +88,9 @@ class GateWatcher(tf1.train.SessionRunHook):
     @property
     def own_settings(self) -> TrainingSettings:
         """The user's settings of this hook; the user may have changed some since."""
-        said = {'max_loss': self.max_loss, 'logdir': self.logdir, 'ends_job': self.ends_job}
-        return self._settings._replace(**said)
+        return self._settings._replace(
+            max_loss=self.max_loss, logdir=self.logdir, ends_job=self.ends_job
+        )
 
     @property
     def max_loss_now(self) -> Optional[float]:
@@ -139,13 +141,18 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.runs.watch(session)
         if self.job is not None:
             self._handler.job = self.job
-            done, leaving = self._training.is_done, self._record_unseen
-            self.job.enter(session, coord, self._handler.prepare, done, leaving)
+            self.job.enter(
+                session,
+                coord,
+                prepare=self._handler.prepare,
+                is_done=self._training.is_done,
+                before_leaving=self._record_unseen,
+            )
             self._handler.note_rollbacks(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
-            self._preparation.enter(session, at_once)
+            self._handler.enter(session, at_once)
 
     def before_step(self, session) -> None:
         """The part of `before_run` that comes before it is known what is run."""
@@ -153,7 +160,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             with self._training.saving_before_errors(session):
                 self.job.check()
         self._training.is_saved = False
-        self._preparation.before_step(session)
+        self._handler.before_step(session)
 
     def before_run(self, run_context):
         self.before_step(run_context.session)
@@ -190,23 +197,23 @@ class GateWatcher(tf1.train.SessionRunHook):
         for together in incidents:
             self.handle(run_context, *together)
 
-    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+    def handle(self, run_context, opened: OpenIncident, *beside: OpenIncident) -> None:
         """Handles one incident of a run, with the other incidents of that run beside it."""
-        found = [*beside, reading]
-        if self.job is not None:
-            found = [look_again(run_context.session, each) for each in found]
-        *others, opened = map(self._open, found)
+        for each in (*beside, opened):
+            if self.job is not None:
+                look_again(run_context.session, each)
+            self._list(each)
         is_own = getattr(self.on_nan_loss, '__func__', None) is GateWatcher.on_nan_loss
         override: Any = None if is_own else self.on_nan_loss
         name = type(self).__name__ + '.on_nan_loss'
-        self._handler.handle(run_context, opened, others, override, name)
+        self._handler.handle(run_context, opened, beside, override, name)
 
-    def _open(self, reading: Reading) -> OpenIncident:
+    def _list(self, opened: OpenIncident) -> None:
         """Lists an incident; in a job, with the name of this process."""
-        opened = OpenIncident(reading if self.job is None else reading.on(self.job.worker))
+        if self.job is not None:
+            opened.note(worker=self.job.worker)
         self._opened.append(opened)
         self.incident_count += 1
-        return opened
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step that was no incident, and its loss or None."""
@@ -235,8 +242,9 @@ class GateWatcher(tf1.train.SessionRunHook):
     def _record_unseen(self, session) -> None:
         """Records the bad steps that no later step has reported."""
         goes_back = self.job is not None and self.job.goes_back
-        for reading in self.runs.leave(session):
-            self._handler.record_unseen(self._open(reading), goes_back)
+        for opened in self.runs.leave(session):
+            self._list(opened)
+            self._handler.record_unseen(opened, goes_back)
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""
@@ -261,14 +269,26 @@ class GateWatcher(tf1.train.SessionRunHook):
         length = STEPS if settings.history is None else settings.history
         self.histories = Histories(as_spike(settings.spike), length)
         self._policies, self._journal, self._recovery = policies, journal, recovery
-        told = policies, self._otherwise, journal, self._training, recovery, settings.ends_job
-        self._handler = IncidentHandler(*told, self.histories.take_last_words)
-        self._preparation = Preparation(self._handler.prepare)
+        self._handler = IncidentHandler(
+            policies,
+            self._otherwise,
+            journal,
+            self._training,
+            recovery,
+            settings.ends_job,
+            self.histories.take_last_words,
+        )
         refusal = refusal_without_gate(policies, self.on_nan, self._loss)
         if recovery is not None:
             recovery.limits = self.histories
-        sides = self._guards_beside, self._loop is not None
-        self.runs = WatchedRuns(self._loss, refusal, self._row_of, self.histories, *sides)
+        self.runs = WatchedRuns(
+            self._loss,
+            refusal,
+            self._row_of,
+            self.histories,
+            guards_beside=self._guards_beside,
+            watches_ahead=self._loop is not None,
+        )
 
     def _look_around(self) -> tf_callers.CallingSession:
         """What the callers of `begin` show about the session that is being made."""
@@ -277,13 +297,16 @@ class GateWatcher(tf1.train.SessionRunHook):
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
         """Where the record goes: the logdir, or where the session saves; None on other ranks."""
         saves_itself = self._training.saver is not None
-        given = self._in_force.logdir, dirs, policies, self._ranks
-        return find_record_folder(self, *given, warns=not saves_itself)
+        return find_record_folder(
+            self, self._in_force.logdir, dirs, policies, self._ranks, warns=not saves_itself
+        )
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Optional[Recovery]:
         """The `Recovery` for rollbacks; None if there is no directory for checkpoints."""
-        given = self._directory, self._in_force.logdir is not None
-        return recovery_in(graph, policies, self._training, *given, self._ranks)
+        has_logdir = self._in_force.logdir is not None
+        return recovery_in(
+            graph, policies, self._training, self._directory, has_logdir, self._ranks
+        )
 
 
 def _job_in(
@@ -292,5 +315,77 @@ def _job_in(
     """This process's part in a job of several processes; None if it trains alone."""
     near = [loss.op] if loss is not None else []
     near += [op_of(gate.train_op) for gate in gates.gates_of(session.graph).values()]
-    found = (job_of(session, op.device, is_chief, directory) for op in near)
-    return next((job for job in found if job is not None), None)
+    jobs = (job_of(session, op.device, is_chief, directory) for op in near)
+    return next((job for job in jobs if job is not None), None)
+
+
+# Which of the hooks of a training are watchers, and which one decides.
+
+
+def with_watcher(
+    hooks: Sequence[tf1.train.SessionRunHook],
+    on_nan: OnNan,
+    settings: TrainingSettings,
+) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
+    """The hooks, and the one that decides: a NanLossHook among them, or else an added one.
+
+    No hook is changed: `handed` gives the other settings of the training to all of them.
+
+    Raises:
+      TypeError: if `hooks` is no list of hooks.
+      ValueError: if `on_nan`, or a `max_loss`, `spike` or `logdir` of `settings`, disagrees with a
+        NanLossHook, or is nothing we know.
+    """
+    _require_hooks(hooks)
+    watchers = watchers_in(hooks)
+    if not watchers:
+        watcher = GateWatcher(on_nan, settings=settings)
+        return list(hooks) + [watcher], watcher
+    for hook in watchers:
+        if on_nan is not None and list(hook.fallbacks) != fallbacks_of(on_nan):
+            _disagree('on_nan', on_nan, hook, list(hook.fallbacks))
+        own = hook.own_settings
+        for name in ('max_loss', 'spike', 'logdir'):
+            asked, of_hook = getattr(settings, name), getattr(own, name)
+            if asked is not None and of_hook not in (None, asked):
+                _disagree(name, asked, hook, of_hook)
+    return list(hooks), watchers[0]
+
+
+# The methods of every hook, of whatever class.
+_METHODS = ('begin', 'after_create_session', 'before_run', 'after_run', 'end')
+
+
+def _require_hooks(hooks) -> None:
+    if not isinstance(hooks, (list, tuple)):
+        raise TypeError('hooks must be a list of tf.train.SessionRunHooks, not %r' % (hooks,))
+    for hook in hooks:
+        if isinstance(hook, type):
+            raise TypeError(
+                'hooks has the class %s; make a hook of it: %s(...)'
+                % (hook.__name__, hook.__name__)
+            )
+        if not all(callable(getattr(hook, name, None)) for name in _METHODS):
+            raise TypeError('hooks must be tf.train.SessionRunHooks; %r is none' % (hook,))
+
+
+def _disagree(name: str, value, hook: GateWatcher, other) -> None:
+    raise ValueError(
+        '%s=%r disagrees with the %s among the hooks, which says %r; say it in one place'
+        % (name, value, type(hook).__name__, other)
+    )
+
+
+def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
+    """The hooks that watch gates."""
+    return [hook for hook in hooks if isinstance(hook, GateWatcher)]
+
+
+@contextlib.contextmanager
+def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
+    """Hands a training to the watchers among its hooks, before their `begin`, until its end."""
+    with contextlib.ExitStack() as stack:
+        for hook in watchers_in(hooks):
+            stack.callback(hook.leave)
+            hook.join(training)
+        yield

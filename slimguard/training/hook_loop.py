@@ -9,19 +9,24 @@ to no hook, so it listens at the session's `close`.
 import contextlib
 import sys
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.checkpoints import repair
+from slimguard.checkpoints import repair, state_file
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.compat import tf_callers, tf_private
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
+from slimguard.incidents.policies import Rollback
+from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
-from slimguard.training.record_folder import saved_to
+from slimguard.training.recovery import NO_LOGDIR, may_go_back
 from slimguard.training.training import Training, TrainingSettings
 
 # By session, the directories that the hooks of one keep: several hooks may watch it.
@@ -60,7 +65,9 @@ class HookLoop:
         # In a job, the place of the process says who saves. But slimguard checks first what a
         # session restores.
         saves = calling.is_chief if handed.makes_sessions else True
-        folder = saved_to(directory, calling) if _trains(graph) else None
+        folder = directory if _trains(graph) else None
+        if folder is not None and calling.dirs:  # it saves there, wherever the record is
+            folder = files.as_path(calling.dirs[0], 'checkpoint_dir')
         if folder is not None and saves is not False:
             saver = _finite_saver(graph, calling)
             checkpoints = Restorer(saver, folder)
@@ -205,3 +212,90 @@ def _listen_to_close(session, loop: HookLoop) -> None:
         loop.close(session, session.close)
 
     session.close = close
+
+
+# Where the record is.
+
+
+def find_record_folder(
+    hook: tf1.train.SessionRunHook,
+    logdir: Optional[str],
+    dirs: Sequence[str],
+    policies: FallbackChain,
+    ranks: gates.Ranks,
+    warns: bool,
+) -> Optional[str]:
+    """The logdir, or where the session saves; None if there is neither, and on all ranks but one.
+
+    Args:
+      hook: the hook, for the log.
+      logdir: the logdir in force, or None.
+      dirs: where the session keeps its checkpoints, as far as known.
+      policies: the policies in force.
+      ranks: the processes that train together.
+      warns: whether to warn of a logdir that the session does not save to.
+
+    Raises:
+      ValueError: if a policy rolls back, and there is no directory.
+    """
+    if ranks.rank:
+        if logdir is not None:
+            log().info(_ONE_RECORD, ranks.rank, logdir)
+        return None
+    goes_back = policies.may(Rollback)
+    if logdir is None:
+        logdir = _folder_for(hook, dirs, goes_back)
+    elif warns:
+        _warn_of_another(hook, dirs, logdir, may_go_back(policies))
+    if logdir is None and goes_back and not ranks.are_several:
+        raise ValueError(NO_LOGDIR)
+    return logdir
+
+
+def _folder_for(
+    hook: tf1.train.SessionRunHook, dirs: Sequence[str], must_restore: bool
+) -> Optional[str]:
+    """Where the session saves, for a hook without a logdir; logs it. None if it saves nowhere.
+
+    Args:
+      hook: the hook.
+      dirs: where the session keeps its checkpoints.
+      must_restore: whether TensorFlow has to be able to restore from there. For the record alone, a
+        directory that it can only save to will do.
+    """
+    if not dirs:
+        return None
+    read = files.as_logdir if must_restore else files.as_path
+    folder = read(dirs[0], 'checkpoint_dir')
+    log().info(
+        '%s has no logdir; incidents go to %s, where this session keeps its checkpoints.',
+        type(hook).__name__,
+        folder,
+    )
+    return folder
+
+
+def _warn_of_another(
+    hook: tf1.train.SessionRunHook, dirs: Sequence[str], logdir: str, may_restore: bool
+) -> None:
+    """Warns if the session saves to a directory (one of `dirs`) that is not the hook's logdir."""
+    dirs = [files.as_path(each, 'checkpoint_dir') for each in dirs]
+    if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
+        return
+    log().warning(
+        '%s records incidents in %s, its logdir, but this session keeps its '
+        'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
+        type(hook).__name__,
+        logdir,
+        dirs[0],
+        _ROLLS_BACK % logdir if may_restore else '',
+        dirs[0],
+    )
+
+
+_ROLLS_BACK = (
+    ' A rollback restores what is in %s: not what this session saves, but an older state, or that '
+    'of another training.'
+)
+
+_ONE_RECORD = 'rank %d keeps no record in %s: rank 0 does, for all of them.'

@@ -1,7 +1,7 @@
 """A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`.
 
 :class:`HookedStep` is the one way in which a loop of ours runs a step: slim's loop, a watched
-session, the session of a script that is not edited.
+session, the session of a script that is not edited. :class:`HookCalls` calls any other hooks.
 """
 
 import functools
@@ -22,9 +22,8 @@ from slimguard.training.fetch_structures import (
     map_fetches,
 )
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_fetches import HookCalls, HookFetches
 from slimguard.training.prepared_runs import PreparedRuns, has_own_run
-from slimguard.training.watched_run import Run
+from slimguard.training.watched_runs import HookFetches, Run
 
 
 class HookedSession(SessionWrapper):
@@ -69,16 +68,16 @@ class HookedSession(SessionWrapper):
             if self._before_other_run is not None:
                 self._before_other_run()
             return SessionWrapper.run(self, fetches, feed_dict, options, run_metadata)
-        return self._run_step(step, feed_dict, options, run_metadata, is_told_of_feeds=True)
+        return self._run_step(step, feed_dict, options, run_metadata, shows_feeds=True)
 
-    def prepared_step(self, fetches, told: Sequence[TrainOp]) -> Callable[[], Any]:
+    def prepared_step(self, fetches, as_asked: Sequence[TrainOp]) -> Callable[[], Any]:
         """A function that runs a step and returns the values of `fetches`.
 
         Args:
           fetches: the fetches of the run.
-          told: what hooks are told of it in its place.
+          as_asked: what hooks take for the fetches of the run.
         """
-        args = tf1.train.SessionRunArgs(told)
+        args = tf1.train.SessionRunArgs(as_asked)
         return functools.partial(self._run_step, self._make_step(args, fetches))
 
     def _make_step(self, args: tf1.train.SessionRunArgs, fetches: Any = None) -> 'HookedStep':
@@ -142,7 +141,7 @@ class HookedStep:
       hooks: the hooks.
       args: the `SessionRunArgs` that hooks see.
       hook_fetches: looks at what hooks fetch; None if all of them are watchers.
-      fetches: what the loop fetches; None for what hooks are told.
+      fetches: what the loop fetches; None for what hooks see.
     """
 
     def __init__(
@@ -167,18 +166,18 @@ class HookedStep:
         self._watched: Dict[Any, _Watched] = {}  # by what is fed within the step
 
     def run(
-        self, feed_dict=None, options=None, run_metadata=None, is_told_of_feeds: bool = False
+        self, feed_dict=None, options=None, run_metadata=None, shows_feeds: bool = False
     ) -> Tuple[Any, bool]:
         """Runs a step, and calls the hooks; the arguments are those of `Session.run`.
 
         Args:
-          is_told_of_feeds: whether hooks are told of `feed_dict`.
+          shows_feeds: whether hooks see `feed_dict`.
 
         Returns:
           The values of what the loop fetches, and whether a hook asked to stop.
         """
         args, inner = self._args, ()
-        if feed_dict and is_told_of_feeds:
+        if feed_dict and shows_feeds:
             args = args._replace(feed_dict=feed_dict)
             inner = tuple(map(key, inner_feeds(self._session.graph, feed_dict)))
         context = _Context(args, self._session)
@@ -194,9 +193,9 @@ class HookedStep:
         if self._asking or self._looking:
             return self._run_with_others(context, watched, feeds, options, run_metadata)
         given = feeds, options, run_metadata, watched
-        values, *told = self._values(watched, watched.fetches, *given)
+        values, *watched_values = self._values(watched, watched.fetches, *given)
         for watcher, run, place in watched.runs:
-            watcher.take(context, run, told[place])
+            watcher.take(context, run, watched_values[place])
         return values, context.stop_requested
 
     def _run_with_others(
@@ -210,13 +209,13 @@ class HookedStep:
             of_loop = context.original_args.fetches
             self._hook_fetches.require_gated(calls.fetches, feeds, asked, of_loop)
         given = feeds, options, run_metadata, asked
-        values, *told, of_hooks = self._values(watched, fetches, *given)
+        values, *watched_values, of_hooks = self._values(watched, fetches, *given)
         places = {watcher: (run, place) for watcher, run, place in watched.runs}
 
         def tell(hook) -> None:
             if hook in places:
                 run, place = places[hook]
-                hook.take(context, run, told[place])
+                hook.take(context, run, watched_values[place])
             elif hook in self._looking:
                 hook.after_run(context, calls.values_for(hook, of_hooks, run_metadata))
 
@@ -278,3 +277,84 @@ def _has(hook, name: str) -> bool:
     return getattr(getattr(hook, name), '__func__', None) is not getattr(
         tf1.train.SessionRunHook, name
     )
+
+
+class HookCalls:
+    """The calls of hooks around one run, as in a `MonitoredSession`; calls `before_run` at once.
+
+    Args:
+      hooks: the hooks, in order.
+      context: the `SessionRunContext` of the run.
+      options: the caller's `RunOptions`, or None. The options of the hooks are merged into them.
+
+    Attributes:
+      fetches: by hook, its fetches, of any structure.
+      feeds: the feeds of the hooks.
+      options: the `RunOptions` of the run.
+
+    Raises:
+      RuntimeError: if two hooks feed the same tensor.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[tf1.train.SessionRunHook],
+        context: tf1.train.SessionRunContext,
+        options: Optional[tf1.RunOptions] = None,
+    ):
+        self.fetches: Dict[tf1.train.SessionRunHook, Any] = {}
+        self.feeds: Dict[Any, Any] = {}
+        self.options = options or tf1.RunOptions()
+        for hook in hooks:
+            request = hook.before_run(context)
+            if request is not None:
+                self._add(hook, request)
+
+    @property
+    def run_options(self) -> Optional[tf1.RunOptions]:
+        """The options, or None if they say nothing: a run with options takes longer."""
+        return self.options if self.options.ByteSize() else None
+
+    def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
+        """The feeds of hooks and caller together; RuntimeError for a tensor that both feed."""
+        if not self.feeds:
+            return user_feeds
+        if not user_feeds:
+            return self.feeds
+        _require_apart(user_feeds, self.feeds, 'Same tensor is fed by a SessionRunHook and user.')
+        return {**self.feeds, **user_feeds}
+
+    def values_for(
+        self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
+    ) -> tf1.train.SessionRunValues:
+        """The values that the `after_run` of a hook gets, out of those of all hooks."""
+        # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
+        given = results.get(hook), self.options, run_metadata
+        return tf1.train.SessionRunValues._make(given)
+
+    def _add(self, hook, request: tf1.train.SessionRunArgs) -> None:
+        if request.fetches is not None:
+            self.fetches[hook] = request.fetches
+        if request.feed_dict:
+            _require_apart(self.feeds, request.feed_dict, 'Same tensor is fed by two hooks.')
+            self.feeds.update(request.feed_dict)
+        if request.options:
+            _merge(self.options, request.options)
+
+
+def _require_apart(feeds: dict, others: dict, words: str) -> None:
+    both = set(feeds) & set(others)
+    if both:
+        # TensorFlow's words, which users may look for.
+        raise RuntimeError('%s Conflict(s): %s' % (words, list(both)))
+
+
+def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
+    options.trace_level = max(options.trace_level, more.trace_level)
+    options.timeout_in_ms = max(options.timeout_in_ms, more.timeout_in_ms)
+    options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
+    options.output_partition_graphs |= more.output_partition_graphs
+    options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
+    debug, more_debug = options.debug_options, more.debug_options
+    debug.debug_tensor_watch_opts.extend(more_debug.debug_tensor_watch_opts)
+    debug.reset_disk_byte_usage |= more_debug.reset_disk_byte_usage

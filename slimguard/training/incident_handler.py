@@ -4,22 +4,32 @@ from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
 
+from slimguard import gate as gates
+from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.checkpoints.snapshots import IS_RUINED, Losses
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
-from slimguard.incidents.policies import EXPLOSION, Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import (
+    BATCH,
+    COMES_AGAIN,
+    EXPLOSION,
+    Policy,
+    Raise,
+    Rollback,
+    Skip,
+    Stop,
+)
 from slimguard.system import texts
-from slimguard.training.open_incident import OpenIncident, advice_on, examine, keep
-from slimguard.training.preparation import call_on_rollback
+from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import NO_LOGDIR, Recovery
 from slimguard.training.training import Training
-from slimguard.training.watched_run import Reading
 
 # How many characters of an error's message the record has.
 _LONGEST = 300
@@ -60,6 +70,7 @@ class IncidentHandler:
         self._last_words = last_words
         self._losses = Losses() if recovery is None else recovery.snapshots.losses
         self.job: Optional[Job] = None
+        self._is_due = False  # whether the session is to be prepared before its next step
 
     def handle(
         self,
@@ -86,9 +97,8 @@ class IncidentHandler:
             try:
                 self._examine_and_decide(session, opened, override is None)
                 for other in beside:
-                    by = self._evidence_of(other)
-                    examine(by, session, other)
-                    keep(by, session, other, ends=False)
+                    self._examine(session, other)
+                    self._keep(session, other, ends=False)
                 if override is None:
                     self._act(run_context, opened)
                 else:
@@ -105,17 +115,16 @@ class IncidentHandler:
 
     def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
         """Also notes the action to come, for the bundle."""
-        by = self._evidence_of(opened)
         try:
             ruin = self._ruin_at(opened)
             self._examine_ahead(session, opened, is_policy, ruin)
             policy = self._decide(opened, ruin)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
-            keep(by, session, opened, ends=True)
+            self._keep(session, opened, ends=True)
             raise
         opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
-        keep(by, session, opened, ends=is_policy and policy.ends)
+        self._keep(session, opened, ends=is_policy and policy.ends)
 
     def _examine_ahead(self, session, opened: OpenIncident, is_policy: bool, ruin: str) -> None:
         """Examines a step as far as the decision needs, if policies and no user decide."""
@@ -123,7 +132,7 @@ class IncidentHandler:
         ends = foreseen is not None and foreseen.ends
         decides = ends or isinstance(foreseen, Rollback)
         ends = ends and not self._policies.may(Skip)
-        examine(self._evidence_of(opened), session, opened, decides, ends)
+        self._examine(session, opened, decides, ends)
 
     def _decide(self, opened: OpenIncident, ruin: str) -> Policy:
         """Chooses the policy, and notes what it says of the incident."""
@@ -135,19 +144,42 @@ class IncidentHandler:
         at_the_end = self._ruin_at_the_end(policy, found.diagnosis)
         opened.note_reason(opened.again + self._policies.why_not + at_the_end)
         is_overflow = found.drew_finite and found.kind in ('', EXPLOSION)
-        if isinstance(policy, Skip) and is_overflow and not opened.reading.is_finite:
+        if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
             self._policies.note_overflow()
         return policy
 
+    def _examine(
+        self, session, opened: OpenIncident, decides: bool = False, ends: bool = False
+    ) -> None:
+        """Finds and notes what made a step bad. The weights are as it found them: nobody acted yet.
+
+        Args:
+          session: the session.
+          opened: the incident.
+          decides: whether what is done depends on what is found.
+          ends: whether the training ends with this incident, whatever is found.
+        """
+        evidence = self._evidence_of(opened)
+        if evidence is not None:
+            step = opened.incident, opened.labels
+            opened.note_found(evidence.examine(session, *step, decides, ends, opened.history))
+
+    def _keep(self, session, opened: OpenIncident, ends: bool) -> None:
+        """Writes the bundle; searches all of the step first if the training `ends` with it."""
+        evidence = self._evidence_of(opened)
+        if evidence is not None:
+            step = opened.incident, opened.labels, opened.found
+            opened.note_found(evidence.keep(session, *step, ends, opened.history))
+            opened.note_reason(opened.found.why_not)
+
     def _evidence_of(self, opened: OpenIncident) -> Optional[Evidence]:
-        gate = opened.reading.gate
-        return None if gate is None else self._training.evidence.get(gate)
+        return None if opened.gate is None else self._training.evidence.get(opened.gate)
 
     def _ruin_at(self, opened: OpenIncident) -> str:
         """Why the weights are ruined although finite; '' if they are not, or if unknown."""
         if self._recovery is None:
             return ''
-        if opened.reading.is_spike:
+        if opened.is_spike:
             self._recovery.snapshots.step_was_spike()
         return self._recovery.snapshots.ruin()
 
@@ -163,7 +195,7 @@ class IncidentHandler:
 
     def act_on(self, run_context, incident: Incident) -> None:
         """Applies the policy, when the user's method leaves it to that."""
-        opened = vars(run_context).get(_OPENED) or OpenIncident(Reading(incident))
+        opened = vars(run_context).get(_OPENED) or OpenIncident(incident)
         opened.take(incident)  # the user may pass on an incident that says more
         self._act(run_context, opened)
 
@@ -179,8 +211,7 @@ class IncidentHandler:
         elif isinstance(policy, Rollback):
             incident = self._roll_back(run_context.session, opened, policy)
         if incident.action == Raise.action:
-            advice = advice_on(opened, self._policies) or incident.advice
-            incident = opened.note(advice=advice)
+            incident = opened.note(advice=self._advice_on(opened) or incident.advice)
             if incident.held and self._recovery is not None:
                 self._recovery.leave_ruin(run_context.session, incident.step)
         ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
@@ -204,21 +235,43 @@ class IncidentHandler:
             policy.on_rollback(session, opened.incident)
         return opened.incident
 
+    def _advice_on(self, opened: OpenIncident) -> Optional[str]:
+        """Advice for a training that ends in spite of rollbacks, or whose incident asks for it."""
+        incident, policies = opened.incident, self._policies
+        asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
+        asks = asks or IS_RUINED in incident.reason
+        if not (asks or policies.rollbacks or isinstance(opened.policy, Rollback)):
+            return None
+        skips, goes_back = policies.may(Skip), policies.may(Rollback)
+        diagnosis, kind = opened.found.diagnosis, opened.found.kind
+        phase = 'unknown' if diagnosis is None else diagnosis.phase
+        if diagnosis is not None and diagnosis.bad_rows is not None:
+            return advice.for_bad_data(diagnosis.bad_rows, incident.bundle, skips)
+        if kind == COMES_AGAIN:
+            return None  # a log line said that nothing here changes it
+        if kind == BATCH:
+            return advice.for_a_bad_batch(skips)
+        if incident.state_lost or phase == 'variable':
+            return advice.for_lost_state(goes_back)
+        if kind == EXPLOSION or phase == 'unknown' or asks:
+            return advice.for_an_explosion(policies.learning_rate, incident.reason)
+        return None
+
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
         """Notes the error that ends the handling; raises another where a loop would misread it."""
         if isinstance(error, NanLossError):
             error.logdir = self._journal.logdir
-            opened.is_told_by(error)
+            opened.update(error)
         if isinstance(error, _ENDS_AS_DECIDED):
             return
         is_failure = not isinstance(error, KeyboardInterrupt)
-        said = '%s raised %s' % (opened.acting, _in_short(error))
-        opened.note_reason('; ' + said if is_failure else _INTERRUPTED)
+        failure = '%s raised %s' % (opened.acting, _in_short(error))
+        opened.note_reason('; ' + failure if is_failure else _INTERRUPTED)
         if opened.incident.restored is None:  # else the last good state is a checkpoint already
             opened.note(action='error' if is_failure else 'interrupted')
             opened.has_failed = is_failure
         if isinstance(error, _ENDS_QUIETLY):
-            raise RuntimeError(said) from error
+            raise RuntimeError(failure) from error
 
     # Record.
 
@@ -228,8 +281,14 @@ class IncidentHandler:
             other.note(action=Skip.action if is_back else opened.incident.action)
             other.note_reason(_BESIDE)
         for each in (opened, *beside):
-            told = each.incident, opened.acting, each.cause, each.spent, each.remarks
-            self._journal.record(*told, rows=each.found.row_digests)
+            self._journal.record(
+                each.incident,
+                opened.acting,
+                each.cause,
+                each.spent,
+                each.remarks,
+                rows=each.found.row_digests,
+            )
             each.close()
             if each.incident.action == Rollback.action:
                 self._policies.note_return(each.incident.learning_rate)
@@ -237,7 +296,7 @@ class IncidentHandler:
     def record_unseen(self, opened: OpenIncident, goes_back: bool) -> None:
         """Records an incident that no hook saw: its batch is skipped, or the job `goes_back`."""
         opened.note(action=Rollback.action if goes_back else Skip.action)
-        gate = opened.reading.gate
+        gate = opened.gate
         # A thread makes the runs beside the steps.
         is_beside = gate is not None and gate.is_beside
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
@@ -245,7 +304,44 @@ class IncidentHandler:
             self._policies.step_was_skipped(is_decided=False)
         self._record(opened)
 
-    # What else it is told.
+    # A new session, and its good steps.
+
+    def enter(self, session, at_once: bool) -> None:
+        """Prepares a new session: at once if its variables have values, else before a step."""
+        self._is_due = not at_once
+        if at_once:
+            try:
+                self.prepare(session)
+            except tf.errors.FailedPreconditionError:
+                self._is_due = True
+
+    def before_step(self, session) -> None:
+        """Prepares the session if it was too early for that before."""
+        if self._is_due:
+            self._is_due = False
+            try:
+                self.prepare(session)
+            except tf.errors.FailedPreconditionError as error:
+                self._is_due = True
+                raise NotInitializedError(_NOT_INITIALIZED % reason_of(error)) from None
+
+    def prepare(self, session) -> None:
+        """Prepares a session on the chief, before any process trains in it."""
+        went_back = None if self.job is None else self.job.went_back
+        if self._recovery is not None:
+            self._recovery.prepare(session, went_back, saves=self._policies.may(Rollback))
+        if went_back is not None:
+            policies = [self._last_policy, *self._policies.fallbacks]
+            calls = (each.on_rollback for each in policies if isinstance(each, Rollback))
+            on_rollback = next(filter(None, calls), None)
+            if on_rollback is not None:
+                on_rollback(session, went_back)
+
+    def note_rollbacks(self, rollbacks: int) -> None:
+        """Notes how often the job of a new session has rolled back."""
+        self._policies.note_rollbacks(rollbacks)
+        if self._recovery is not None:
+            self._recovery.join_job(rollbacks)
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step without an incident, and its loss, or None if that is not known."""
@@ -255,25 +351,24 @@ class IncidentHandler:
         else:
             self._recovery.snapshots.step_was_good(session, loss)
 
-    def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often the job of a new session has rolled back."""
-        self._policies.note_rollbacks(rollbacks)
-        if self._recovery is not None:
-            self._recovery.join_job(rollbacks)
-
-    def prepare(self, session) -> None:
-        """Prepares a session on the chief, before any process trains in it."""
-        went_back = None if self.job is None else self.job.went_back
-        if self._recovery is not None:
-            self._recovery.prepare(session, went_back, saves=self._policies.may(Rollback))
-        if went_back is not None:
-            call_on_rollback(session, went_back, [self._last_policy, *self._policies.fallbacks])
-
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""
-        told = self._policies.tell(), self._last_words()
-        self._journal.close('; '.join(filter(None, told)))
+        sentences = self._policies.tell(), self._last_words()
+        self._journal.close('; '.join(filter(None, sentences)))
 
+
+class NotInitializedError(tf.errors.FailedPreconditionError):
+    """A step begins, but a variable that is saved before the first step is not initialized."""
+
+    def __init__(self, message: str):
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+_NOT_INITIALIZED = (
+    'the state is saved before the first step, to go back to, and a variable has no value yet; run '
+    'tf.compat.v1.global_variables_initializer(), or restore a checkpoint, first. TensorFlow says: '
+    '%s'
+)
 
 _INTERRUPTED = '; KeyboardInterrupt (Ctrl-C) came while it was handled'
 _BESIDE = '; in the same run as the incident before'
@@ -301,5 +396,5 @@ _OPENED = '_slimguard_opened'
 
 def _in_short(error: BaseException) -> str:
     """The type of an error, and the first line of its message."""
-    said = texts.cut(str(error).strip().split('\n')[0], _LONGEST, '...')
-    return '%s: %s' % (type(error).__name__, said) if said else type(error).__name__
+    message = texts.cut(str(error).strip().split('\n')[0], _LONGEST, '...')
+    return '%s: %s' % (type(error).__name__, message) if message else type(error).__name__

@@ -1,33 +1,43 @@
-"""An incident while it is handled: an `Incident` never changes, so each news makes a new one."""
+""":class:`OpenIncident`: a bad step from the values that show it to its line in the record.
+
+The values of a run, or an error in place of them, open it: `of_gate`, `of_loss`, `of_error`. It
+grows while it is examined and handled. An `Incident` never changes, so each news makes a new one.
+"""
 
 import dataclasses
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.checkpoints.snapshots import IS_RUINED
-from slimguard.diagnosis.evidence import Evidence, Found
-from slimguard.incidents import advice
-from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.diagnosis.evidence import Found
+from slimguard.gate.reading.losses import label_of
+from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
-from slimguard.incidents.policies import BATCH, COMES_AGAIN, EXPLOSION, Policy, Rollback, Skip
-from slimguard.training.watched_run import Reading
+from slimguard.incidents.policies import Policy
+
+# The ops of `tf.debugging.check_numerics`.
+_CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 
 
 class OpenIncident:
-    """One bad step as far as it is known; it grows while the incident is handled.
+    """One bad step as far as it is known.
 
     Args:
-      reading: the incident, and the values that showed it.
+      incident: the `Incident`, as the values of the step show it.
+      gate: the gate whose flags showed it, or None.
+      bad: the flags.
 
     Attributes:
       incident: the newest version.
-      reading: as given.
+      gate, bad: as given, until it is closed.
+      history: the last steps, this one included, if they are known.
+      is_spike: whether all values were finite, but far above those of the last good steps.
       policy: the policy that takes it; None until that is decided.
       acting: what acts on it, as the log calls it.
       has_failed: whether that failed, with the last good state still in memory.
@@ -37,16 +47,39 @@ class OpenIncident:
       spent: how much of the acting policy is used up; '' without one, or if it has no limit.
     """
 
-    def __init__(self, reading: Reading):
-        self.incident = reading.incident
-        self.reading = reading
+    def __init__(
+        self, incident: Incident, gate: Optional[gates.Gate] = None, bad: Sequence[bool] = ()
+    ):
+        self.incident = incident
+        self.gate, self.bad = gate, bad
+        self.history: Optional[History] = None
+        self.is_spike = False
         self.policy: Optional[Policy] = None
         self.acting = 'on_nan'
         self.has_failed = False
         self.found = Found()
         self.remarks = self.spent = self.again = ''
-        self._versions = [reading.incident]
+        self._versions = [incident]
         self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
+
+    # What is known of the step.
+
+    @property
+    def labels(self) -> Sequence[gates.Label]:
+        """The labels of what the gate found to be bad."""
+        return [] if self.gate is None else self.gate.labels_of(self.bad)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the gate found no NaN or Inf: values were out of bounds only."""
+        return all(label.kind in ('limit', 'norm', 'rank') for label in self.labels)
+
+    @property
+    def cause(self) -> Optional[str]:
+        """The diagnosis in one line; None if it is not known."""
+        return None if self.found.diagnosis is None else self.found.diagnosis.in_short
+
+    # Its versions.
 
     def note(self, **changes) -> Incident:
         """Makes the next version, with other values of some attributes, and returns it."""
@@ -59,27 +92,27 @@ class OpenIncident:
             self.remarks += more
             self.note(reason=self.incident.reason + more)
 
+    def note_found(self, found: Found) -> None:
+        """Notes what an examination has found."""
+        self.found = found
+        diagnosis = None if found.diagnosis is None else str(found.diagnosis)
+        self.note(diagnosis=diagnosis, bundle=found.bundle)
+
     def take(self, incident: Incident) -> None:
         """Makes `incident` the next version, unless it is one already."""
         if not self._has(incident):
             self._versions.append(incident)
             self.incident = incident
 
-    def is_told_by(self, error: NanLossError) -> None:
+    def update(self, error: NanLossError) -> None:
         """Makes an error that carries a version carry the newest."""
         if self._has(error.incident):
             error.incident = self.incident
 
-    @property
-    def cause(self) -> Optional[str]:
-        """The diagnosis in one line; None if it is not known."""
-        return None if self.found.diagnosis is None else self.found.diagnosis.in_short
+    def _has(self, incident: Incident) -> bool:
+        return any(incident is version for version in self._versions)
 
-    def note_found(self, found: Found) -> None:
-        """Notes what an examination has found."""
-        self.found = found
-        told = None if found.diagnosis is None else str(found.diagnosis)
-        self.note(diagnosis=told, bundle=found.bundle)
+    # Its end.
 
     def log_after(self, log: Callable, *args) -> None:
         """Has `log(*args)` called once the incident has a line in the log."""
@@ -89,69 +122,76 @@ class OpenIncident:
         """Logs what is to come after the incident's line, and drops the values of the step."""
         for log, args in self._to_log:
             log(*args)
-        self.reading = Reading(self.incident)
+        self.gate, self.bad, self.history = None, (), None
         self.found = Found()
         self._versions, self._to_log = [self.incident], []
 
-    def _has(self, incident: Incident) -> bool:
-        return any(incident is version for version in self._versions)
+
+def of_gate(gate: gates.Gate, report: gates.Told) -> OpenIncident:
+    """The bad step that a gate reports."""
+    step = None if report.step is None else int(report.step)
+    loss = None if report.loss is None else float(report.loss)
+    strategy = 'check_numerics' if gate.raises else 'hook'
+    incident = _incident_of(gate.explain(report.bad), step, loss, strategy)
+    return OpenIncident(incident, gate, report.bad)
 
 
-def examine(
-    by: Optional[Evidence],
-    session,
-    opened: OpenIncident,
-    decides: bool = False,
-    ends: bool = False,
-) -> None:
-    """Finds and notes what made a step bad, before anybody acts: the weights are as it found them.
+def of_loss(
+    loss: tf.Tensor, value, max_loss: Optional[float], step: Callable[[], Optional[int]]
+) -> Optional[OpenIncident]:
+    """The bad step that a loss shows, if no gate holds the update; None if the loss is good.
 
     Args:
-      by: what examines the bad steps of its gate; None for nothing.
-      session: the session.
-      opened: the incident.
-      decides: whether what is done depends on what is found.
-      ends: whether the training ends with this incident, whatever is found.
+      loss: the loss.
+      value: its fetched value.
+      max_loss: the largest loss that is no incident, or None.
+      step: asks for the global step; called after a bad loss only.
     """
-    if by is not None:
-        labels, history = opened.reading.labels, opened.reading.history
-        opened.note_found(by.examine(session, opened.incident, labels, decides, ends, history))
+    value = float(value)
+    is_finite = np.isfinite(value)
+    if is_finite and (max_loss is None or value <= max_loss):
+        return None
+    name = label_of(loss)
+    return OpenIncident(
+        Incident.now(
+            step=step(),
+            loss=value,
+            reason=(gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name,
+            tensors=(name,),
+            strategy='hook',
+            held=False,
+        )
+    )
 
 
-def keep(by: Optional[Evidence], session, opened: OpenIncident, ends: bool) -> None:
-    """Writes the bundle; searches all of the step first if the training `ends` with it."""
-    if by is not None:
-        labels, history = opened.reading.labels, opened.reading.history
-        opened.note_found(by.keep(session, opened.incident, labels, opened.found, ends, history))
-        opened.note_reason(opened.found.why_not)
+def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[OpenIncident]:
+    """The bad step that the error of a numeric check shows; None for any other error."""
+    labels = gates.labels_in(error.message)
+    if labels:
+        verdict = gates.explain(labels)
+    elif error.op is not None and error.op.type in _CHECKS:
+        checked = error.op.inputs[0].op.name
+        message = tf.compat.as_str(error.op.get_attr('message'))
+        verdict = gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, message), False)
+    else:
+        return None
+    return OpenIncident(_incident_of(verdict, step(), None, 'check_numerics'))
 
 
-def advice_on(opened: OpenIncident, policies: FallbackChain) -> Optional[str]:
-    """Advice for a training that ends in spite of rollbacks, or whose incident calls for some."""
-    if not (_asks_for_advice(opened.incident) or policies.rollbacks):
-        if not isinstance(opened.policy, Rollback):
-            return None
-    skips, goes_back = policies.may(Skip), policies.may(Rollback)
-    diagnosis, kind = opened.found.diagnosis, opened.found.kind
-    phase = 'unknown' if diagnosis is None else diagnosis.phase
-    if diagnosis is not None and diagnosis.bad_rows is not None:
-        return advice.for_bad_data(diagnosis.bad_rows, opened.incident.bundle, skips)
-    if kind == COMES_AGAIN:
-        return None  # a log line said that nothing here changes it
-    if kind == BATCH:
-        return advice.for_a_bad_batch(skips)
-    if opened.incident.state_lost or phase == 'variable':
-        return advice.for_lost_state(goes_back)
-    if kind == EXPLOSION or phase == 'unknown' or _asks_for_advice(opened.incident):
-        return advice.for_an_explosion(policies.learning_rate, opened.incident.reason)
-    return None
+def _incident_of(
+    verdict: gates.Verdict, step: Optional[int], loss: Optional[float], strategy: str
+) -> Incident:
+    return Incident.now(
+        step=step,
+        loss=loss,
+        reason=verdict.reason,
+        tensors=verdict.tensors,
+        strategy=strategy,
+        state_lost=verdict.state_lost,
+    )
 
 
-def _asks_for_advice(incident: Incident) -> bool:
-    if incident.state_lost:
-        return True
-    return gates.ABOVE_MAX_LOSS in incident.reason or IS_RUINED in incident.reason
-
+# Where several processes write the same variables.
 
 # Seconds to wait before each look. Together they are longer than another process takes to restore a
 # variable.
@@ -160,33 +200,31 @@ _PAUSES = (0.0, 0.1, 0.3, 0.6)
 _LOST = ('before', 'state')
 
 
-def look_again(session, reading: Reading) -> Reading:
-    """The report of a bad step, unless the variables that it found bad are finite now.
+def look_again(session, opened: OpenIncident) -> None:
+    """Notes that no state is lost, if the variables that a bad step found bad are finite now.
 
     An update that overflows is written, checked and put back. Another worker may read a weight in
     between: an asynchronous worker, or a replica slower than the others. Then its own step is bad,
     and nothing is lost.
     """
-    gate = reading.gate
-    if gate is None or not reading.incident.state_lost:
-        return reading
-    lost = {label.name for label in gate.labels_of(reading.bad) if label.kind in _LOST}
+    gate = opened.gate
+    if gate is None or not opened.incident.state_lost:
+        return
+    lost = {label.name for label in opened.labels if label.kind in _LOST}
     with session.graph.as_default():
         each = graphs.on_each_device(tf1.global_variables())
         variables = [v for v in each if v.op.name in lost]
     if len(variables) != len(lost) or not _are_finite_soon(session, variables):
-        return reading
-    bad = [is_bad and label.kind not in _LOST for label, is_bad in zip(gate.labels, reading.bad)]
+        return
+    bad = [is_bad and label.kind not in _LOST for label, is_bad in zip(gate.labels, opened.bad)]
     verdict = gate.explain(bad)
     if any(bad):
         reason = verdict.reason + '; it read a weight that another process was putting back'
     else:  # its update did not begin, since the gate found the weight bad
-        verdict = gate.explain(reading.bad)
+        verdict = gate.explain(opened.bad)
         reason = verdict.reason + '; another process was putting that back'
-    incident = dataclasses.replace(
-        reading.incident, reason=reason, tensors=verdict.tensors, state_lost=False
-    )
-    return reading._replace(incident=incident, bad=bad)
+    opened.bad = bad
+    opened.note(reason=reason, tensors=verdict.tensors, state_lost=False)
 
 
 def _are_finite_soon(session, variables) -> bool:

@@ -20,7 +20,7 @@ from slimguard.compat import tf_callers, tf_private
 from slimguard.graph.sessions import REPLACES
 from slimguard.graph.single_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
-from slimguard.training.hook_fetches import HookFetches
+from slimguard.training.watched_runs import HookFetches
 
 # Each takes an executor of its own in the session, and its memory.
 MOST_KINDS = 16
@@ -170,10 +170,10 @@ def _reader(fetches, place: Callable[[Any], int]) -> Callable[[list], Any]:
     """Takes the values of `fetches` out of those of all tensors, in the same structure."""
     kind = type(fetches)
     is_known = kind in (list, tuple, dict, collections.OrderedDict) or _is_namedtuple(kind)
-    found = parts_of(fetches) if is_known else None
-    if found is None:
+    structure = parts_of(fetches) if is_known else None
+    if structure is None:
         return operator.itemgetter(place(fetches))
-    parts, make = found
+    parts, make = structure
     if len(parts) > 1 and not any(map(parts_of, parts)):
         take = operator.itemgetter(*map(place, parts))
         return take if kind is tuple else lambda values: make(take(values))

@@ -18,12 +18,10 @@ from slimguard.graph import TrainOp
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
-from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.loop import SlimLoop
-from slimguard.training.step_runner import Schedule
-from slimguard.training.step_summaries import summaries_in
+from slimguard.training.gate_watcher import GateWatcher, handed
+from slimguard.training.slim_loop import Schedule, SlimLoop
+from slimguard.training.step_history import summaries_in
 from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.watchers import handed
 
 BUILD_ANEW = (
     'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():" '

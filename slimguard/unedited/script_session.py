@@ -23,11 +23,11 @@ from slimguard.system.log import log
 from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedStep
+from slimguard.training.open_incident import OpenIncident
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.training.training import Training
-from slimguard.training.watched_run import Reading
 from slimguard.unedited.ending import Account, after_stop
 from slimguard.unedited.script_files import ScriptFiles, folder_of
 from slimguard.unedited.train_steps import GuardedStep
@@ -142,14 +142,14 @@ class ScriptWatcher(GateWatcher):
         self.histories.take_last_words()  # as well
         GateWatcher.end(self, session)
 
-    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+    def handle(self, run_context, opened: OpenIncident, *beside: OpenIncident) -> None:
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
             for each in list(self.training.evidence.values()):  # another thread may add to them
                 if logdir is not None:
                     each.keep_in(logdir)
             try:
-                GateWatcher.handle(self, run_context, reading, *beside)
+                GateWatcher.handle(self, run_context, opened, *beside)
             finally:
                 self.seen.note_incidents(self.incidents[-1 - len(beside) :], logdir)
 

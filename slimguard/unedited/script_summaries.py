@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 from slimguard.system import files
-from slimguard.training.step_summaries import scalars_of, step_of
+from slimguard.training.step_history import scalars_of, step_of
 from slimguard.unedited.patches import Patches
 
 

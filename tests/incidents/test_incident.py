@@ -12,7 +12,6 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.training.open_incident import OpenIncident
-from slimguard.training.watched_run import Reading
 from tests.helpers.models import Linear, train_quietly
 
 
@@ -71,10 +70,10 @@ def test_incidents_are_made_in_one_file():
 
 def test_what_is_handled_grows_by_new_incidents(tmp_path):
     first = incident()
-    handled = OpenIncident(Reading(first))
+    handled = OpenIncident(first)
     error = NanLossError(first)
     handled.note(action='raise', bundle=str(tmp_path))
-    handled.is_told_by(error)
+    handled.update(error)
     assert first.action is None
     assert error.incident is handled.incident and 'replay %s' % tmp_path in str(error)
     handled.take(first)  # an old one brings nothing back
@@ -82,10 +81,10 @@ def test_what_is_handled_grows_by_new_incidents(tmp_path):
 
 
 def test_an_error_about_another_incident_stays_as_it_is():
-    handled = OpenIncident(Reading(incident()))
+    handled = OpenIncident(incident())
     another = incident(step=7)
     error = NanLossError(another)
-    handled.is_told_by(error)
+    handled.update(error)
     handled.note(action='raise')
     assert error.incident is another
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.gate import Told
-from slimguard.training.open_incident import look_again
-from slimguard.training.watched_run import of_gate
+from slimguard.training.open_incident import look_again, of_gate
 from tests.helpers import gate_models
 from tests.helpers.clusters import Cluster
 from tests.helpers.models import Batches, Linear, LogLines, checkpoint_at, records_in
@@ -284,13 +283,14 @@ def test_what_another_process_puts_back_is_not_lost():
     slot = next(v for v in tf1.global_variables() if v.op.name == 'dense/Momentum')
     slot.load([0.0, math.inf, 0.0], guarded.sess)
     guarded.assert_held({damage.places['sparse gradient']: 1e30}, 'a slot that is lost')
-    reading = of_gate(guarded.gate, Told(guarded.bad, 0, 1.0))
-    assert reading.incident.state_lost
-    assert look_again(guarded.sess, reading) is reading  # it is lost still
+    opened = of_gate(guarded.gate, Told(guarded.bad, 0, 1.0))
+    assert opened.incident.state_lost
+    look_again(guarded.sess, opened)
+    assert opened.incident.state_lost  # it is lost still
     slot.load([0.0, 0.0, 0.0], guarded.sess)
-    seen = look_again(guarded.sess, reading)
-    assert not seen.incident.state_lost
-    assert seen.incident.reason == (
+    look_again(guarded.sess, opened)
+    assert not opened.incident.state_lost
+    assert opened.incident.reason == (
         'already not finite before this step: dense/Momentum; another process was putting that back'
     )
-    assert seen.incident.tensors == ('dense/Momentum',)
+    assert opened.incident.tensors == ('dense/Momentum',)

@@ -12,7 +12,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import hooks
 from slimguard.diagnosis.bundle import paths as bundle_paths
-from slimguard.training import watchers
+from slimguard.training.gate_watcher import with_watcher
 from slimguard.training.training import TrainingSettings
 from tests.helpers import inner_feeds
 from tests.helpers.models import (
@@ -314,10 +314,10 @@ class TestLogdir:
         monkeypatch.chdir(tmp_path)
         hook = slimguard.NanLossHook(Linear().loss, logdir='a/../log')
         log, other = (TrainingSettings(logdir=str(tmp_path / name)) for name in ('log', 'other'))
-        _, watcher = watchers.with_watcher([hook], None, log)
+        _, watcher = with_watcher([hook], None, log)
         assert watcher is hook and hook.logdir == str(tmp_path / 'log')
         with pytest.raises(ValueError, match='logdir=.* disagrees'):
-            watchers.with_watcher([hook], None, other)
+            with_watcher([hook], None, other)
 
 
 def run_past_the_hooks(session, train_op):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from slimguard.training import loop, step_runner
+from slimguard.training import slim_loop
 from slimguard.training.training import Training
 from tests.helpers.models import Counted, Linear, LogLines, checkpoint_at, train_quietly
 
@@ -492,14 +492,14 @@ class Asking(tf1.train.SessionRunHook):
 def fast_steps(monkeypatch):
     """The loss and the global step of each step that was done in one run."""
     done = []
-    run = step_runner.StepRunner._run_once
+    run = slim_loop.StepRunner._run_once
 
     def spy(self, *args):
         loss, should_stop = run(self, *args)
         done.append((loss, self.step_now(None)))
         return loss, should_stop
 
-    monkeypatch.setattr(step_runner.StepRunner, '_run_once', spy)
+    monkeypatch.setattr(slim_loop.StepRunner, '_run_once', spy)
     return done
 
 
@@ -717,7 +717,7 @@ class TestEnding:
         model, train_op = build()
         check = tf.debugging.check_numerics(tf.math.log(-1.0), 'below')
         hook = Losing(model.loss)
-        steps = loop.SlimLoop(step, None, [hook], hook, train_op, Training())
+        steps = slim_loop.SlimLoop(step, None, [hook], hook, train_op, Training())
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             hooked = steps.wrap(session)

@@ -13,7 +13,6 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery
-from slimguard.training.watched_run import Reading
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -55,7 +54,7 @@ def handled_at(step):
     incident = Incident.now(
         step=step, loss=None, reason='', tensors=(), strategy='hook', state_lost=False
     )
-    return OpenIncident(Reading(incident))
+    return OpenIncident(incident)
 
 
 def recovery_of(restorer):

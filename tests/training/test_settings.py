@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.training.gate_watcher import with_watcher
 from slimguard.training.training import TrainingSettings
-from slimguard.training.watchers import with_watcher
 from tests.helpers.models import Linear, train_quietly
 
 tf1 = tf.compat.v1

@@ -18,13 +18,12 @@ from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
-from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.gate_watcher import GateWatcher, handed, watchers_in, with_watcher
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.preparation import NotInitializedError
+from slimguard.training.incident_handler import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.watchers import handed, watchers_in, with_watcher
 
 # By session its WatchedSession, as long as that is in use.
 _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()

@@ -3,29 +3,40 @@
 slim's loop asks for two things that can be replaced, and :class:`SlimLoop` gives both: a wrapper
 around its session, and the function that does a step. The wrapper is a `HookedSession`: it behaves
 as the session it wraps, and calls hooks for runs of a train op only, so that slim's own small runs
-(is it time to stop? to log?) cost what they did.
+(is it time to stop? to log?) cost what they did. :class:`StepRunner` does a step, in one run if it
+can, else by slim's function or the user's. Four methods of slim's Supervisor are replaced, so that
+it does what a `MonitoredSession` does.
 """
 
 import contextlib
 import functools
 import math
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+import time
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import gate as gates
+from slimguard import graph as graphs
 from slimguard.checkpoints.step_turn import StepTurn
 from slimguard.cluster.session_end import NEW_SESSION, as_aborted
-from slimguard.compat import tf_callers
+from slimguard.compat import tf_callers, tf_private
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.open_incident import of_error
 from slimguard.training.prepared_runs import has_own_run_instrumented
-from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.supervisor import summarize, take_reins, wait_before_stop
 from slimguard.training.training import Training
-from slimguard.training.watched_run import of_error
+
+
+class Schedule(NamedTuple):
+    """When slim's own `train_step` stops, logs and traces, by global step; None for never."""
+
+    number_of_steps: Optional[int]
+    log_every_n_steps: Optional[int]
+    trace_every_n_steps: Optional[int]
 
 
 class SlimLoop:
@@ -100,17 +111,14 @@ class SlimLoop:
         supervisor = tf_callers.supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
-            reins = self._has_ended, self._before_session, self._retried
-            take_reins(supervisor, hooked, *reins, _need_queues(self._hooks, session))
+            self._take_reins(supervisor, hooked)
         with self._not_the_end_of_the_input(), self._retried:
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
             self._note_session(session)
         self._waits_to_start = self._watcher.job is not None
         if supervisor is not None and self._turn is not None:
-            wait_before_stop(supervisor, self._turn.wait_for_savers)
-            if self._summary_op is not None:
-                summarize(supervisor, hooked, self._summary_op, self._turn.no_step)
+            self._take_turns(supervisor, hooked, self._turn)
         return hooked
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
@@ -163,12 +171,12 @@ class SlimLoop:
             if isinstance(error, NanLossError):
                 raise
             step = functools.partial(self._runner.read_step, global_step)
-            reading = of_error(error, step)
-            if reading is None:
+            opened = of_error(error, step)
+            if opened is None:
                 raise
             args = tf1.train.SessionRunArgs(train_op)
             context = tf1.train.SessionRunContext(args, self._session)
-            self._watcher.handle(context, reading)
+            self._watcher.handle(context, opened)
             session.stop_requested = session.stop_requested or context.stop_requested
             return self._loss, False
 
@@ -177,6 +185,57 @@ class SlimLoop:
         if progress is not None and (must or progress.is_due()):
             step = self._runner.step_now(global_step)
             progress.show(step, self._loss, self._watcher.incident_count)
+
+    # slim's Supervisor.
+
+    def _take_reins(self, supervisor: tf1.train.Supervisor, session: HookedSession) -> None:
+        """Replaces the methods that slim calls on its Supervisor, once there is a session."""
+        # slim asks before each step. It must leave its loop only from within a step: else the
+        # hooks' `end` is not called if a thread asked to stop.
+        tf_private.replace_method(supervisor, 'should_stop', lambda: self._ended)
+        # The hooks of a MonitoredSession find its queues running. slim starts them soon, and queues
+        # that ran dry must not be started twice. Starting them before a hook asks is too soon: a
+        # run beside threads that begin to fill queues waits for them.
+        threads: Any = None
+        if _need_queues(self._hooks, session):
+            threads = type(supervisor).start_queue_runners(supervisor, session)
+
+        def start_more(session, queue_runners=None):
+            is_done = threads is not None and queue_runners is None
+            return threads if is_done else start(session, queue_runners)
+
+        start = tf_private.replace_method(supervisor, 'start_queue_runners', start_more)
+
+        def prepare_again(*args, **kwargs):
+            with self._retried:
+                self._before_session()
+                return prepare(*args, **kwargs)
+
+        prepare = tf_private.replace_method(
+            supervisor, 'prepare_or_wait_for_session', prepare_again
+        )
+
+    def _take_turns(
+        self, supervisor: tf1.train.Supervisor, session: HookedSession, turn: StepTurn
+    ) -> None:
+        """Has a Supervisor wait for threads that save, and write summaries between two steps."""
+
+        def stop_at_last(*args, **kwargs):
+            supervisor.request_stop()
+            turn.wait_for_savers()  # to join them, a Supervisor allows only two minutes
+            return stop(*args, **kwargs)
+
+        stop = tf_private.replace_method(supervisor, 'stop', stop_at_last)
+
+        def summarize_once():
+            with turn.no_step():  # no step may see what they write and perhaps put back
+                summary, step = session.run([self._summary_op, supervisor.global_step])
+            tf1.logging.info('Recording summary at step %s.', step)
+            supervisor.summary_writer.add_summary(summary, step)
+
+        writes = supervisor.save_summaries_secs and supervisor.summary_writer
+        if self._summary_op is not None and writes:
+            supervisor.loop(supervisor.save_summaries_secs, summarize_once)
 
     # How it ends.
 
@@ -188,9 +247,6 @@ class SlimLoop:
             self._end()
         elif isinstance(error, Exception):
             self._training.save_before(error, self._session)
-
-    def _has_ended(self) -> bool:
-        return self._ended
 
     def _end(self) -> None:
         self._ended = True
@@ -264,3 +320,110 @@ def _saved_all_the_same(save: Callable[[], None]) -> Iterator[None]:
     except BaseException:
         save()
         raise
+
+
+class StepRunner:
+    """Runs steps in one session.
+
+    Args:
+      session: the session that slim made.
+      runs_in: the session as the user's wrapper wrapped it, or the same.
+      train_step_fn: the user's step function, or slim's.
+      schedule: when slim's own `train_step` stops, logs and traces; None for any other step
+        function, which does so itself.
+      training: what its watchers know of the last step.
+    """
+
+    def __init__(
+        self,
+        session,
+        runs_in,
+        train_step_fn: Callable,
+        schedule: Optional[Schedule],
+        training: Training,
+    ):
+        self._session = session
+        self._runs_in = runs_in
+        self._train_step_fn = train_step_fn
+        self._schedule = schedule  # None also where one run would not do what slim's step does
+        self._in_one_run: Optional[Callable[[], Any]] = None
+        self._training = training
+        self._step_before: Optional[int] = None
+
+    def run(
+        self, session: HookedSession, train_op, global_step, train_step_kwargs
+    ) -> Tuple[Any, bool]:
+        """Runs a step. Returns its loss, and whether the step function asks to stop."""
+        if self._schedule is not None and self._in_one_run is None:
+            self._in_one_run = self._prepare(session, train_op, global_step)
+            self._schedule = self._schedule if self._in_one_run else None
+        schedule, run = self._schedule, self._in_one_run
+        if schedule is not None and run is not None:
+            if not self._traces_now(schedule, global_step, train_step_kwargs):
+                return self._run_once(run, schedule, global_step)
+        self._step_before = None
+        kwargs = train_step_kwargs
+        if 'should_trace' in kwargs and 'summary_writer' in kwargs:
+            kwargs = dict(kwargs, summary_writer=_TraceWriter(kwargs['summary_writer']))
+        return self._train_step_fn(session, train_op, global_step, kwargs)
+
+    def step_now(self, global_step) -> int:
+        """The global step, read from the session only if no step has returned it."""
+        if self._step_before is None:
+            self._step_before = self.read_step(global_step)
+        return self._step_before
+
+    def read_step(self, global_step) -> int:
+        """The global step, read from the session."""
+        return int(self._session.run(global_step))
+
+    def forget_step(self) -> None:
+        """Call it when the global step may have been set back."""
+        self._step_before = None
+
+    def _prepare(self, session: HookedSession, train_op, global_step) -> Any:
+        """What runs a step in one run; None where it would not do what slim's step does."""
+        gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
+        if gate is None or gate.step is None or not has_own_run_instrumented(self._runs_in):
+            return None
+        if global_step is not graphs.global_step(self._runs_in.graph):
+            return None
+        return session.prepared_step(gate.train_op, [gate.train_op, global_step])
+
+    def _run_once(
+        self, run: Callable[[], Any], schedule: Schedule, global_step
+    ) -> Tuple[Any, bool]:
+        """Does what slim's `train_step` does: runs the step, and decides about logs and the end."""
+        start = time.time()
+        loss = run()
+        elapsed = time.time() - start
+        self._step_before = self._training.step
+        step = self.step_now(global_step)
+        number_of_steps, log_every, _ = schedule
+        if log_every and step % log_every == 0:
+            tf1.logging.info('global step %d: loss = %.4f (%.3f sec/step)', step, loss, elapsed)
+        return loss, number_of_steps is not None and step >= number_of_steps
+
+    def _traces_now(self, schedule: Schedule, global_step, train_step_kwargs) -> bool:
+        every = schedule.trace_every_n_steps
+        if not every or 'should_trace' not in train_step_kwargs:
+            return False
+        return self.step_now(global_step) % every == 0
+
+
+class _TraceWriter:
+    """A summary writer that keeps the first of several traces of one global step.
+
+    slim names a trace by the global step after it, where a bad step leaves it, and a writer refuses
+    a name that it has.
+    """
+
+    def __init__(self, writer):
+        self._writer = writer
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+    def add_run_metadata(self, run_metadata, tag, global_step=None):
+        with contextlib.suppress(ValueError):
+            self._writer.add_run_metadata(run_metadata, tag, global_step)

@@ -1,0 +1,463 @@
+"""The runs of a session that are steps to watch: which they are, and what their values show.
+
+Run          a kind of run: what to fetch in it, and how to read the incidents from the values
+WatchedRuns  which runs of a session are steps; the `Run` of each kind
+HookFetches  refuses what hooks fetch around a gate
+"""
+
+import functools
+import math
+import os
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.gate.written_beside import refuse_around
+from slimguard.graph import op_of
+from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP, UNTOLD
+from slimguard.incidents.policies import Skip
+from slimguard.incidents.policy_language import OnNan
+from slimguard.system.log import log
+from slimguard.training.fetch_structures import RunKinds, are_taken, fetched_elements, inner_feeds
+from slimguard.training.open_incident import OpenIncident, of_gate, of_loss
+from slimguard.training.step_history import Histories, StepHistory
+
+
+class Run:
+    """A kind of run, with the same fetches every time: what else to fetch, and how to read it.
+
+    Args:
+      run_gates: the gates of the train ops that it runs.
+      loss: a loss to check besides, or None.
+      rows: by gate, the row of the step: the vector to fetch, whose columns history.py names.
+      histories: by gate, its `StepHistory`, or None.
+      graph: the graph.
+      in_branches: the gates of train ops in branches. If a run does not take their branch, their
+        tensors cannot be fetched, so these gates are read after the run.
+
+    Attributes:
+      gates: `run_gates`.
+      fetches: the tensors that a hook asks for.
+    """
+
+    def __init__(
+        self,
+        run_gates: Sequence[gates.Gate],
+        loss: Optional[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        histories: Sequence[Optional[StepHistory]],
+        graph: tf.Graph,
+        in_branches: Sequence[gates.Gate] = (),
+    ):
+        self.gates = run_gates
+        self._in_branches = in_branches
+        self._all_gates = [*run_gates, *in_branches]
+        self._loss = loss
+        places = (place for place, gate in enumerate(run_gates) if gate.loss is not None)
+        self._with_loss = next(places, None)  # the first gate that knows its loss
+        self._global_step = graphs.global_step(graph)
+        self._session: Callable[[], Any] = lambda: None  # the step that was watched last
+        self._beside = [each for gate in run_gates for each in gate.beside]
+        self._histories = [*histories, *(None for _ in in_branches)]
+        self._has_limits = any(each is not None and each.spike for each in histories)
+        self.fetches = [*rows, *(each.count for each in self._beside)]
+        self.fetches += [] if loss is None else [loss]
+        self._args = tf1.train.SessionRunArgs(self.fetches)
+
+    def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
+        """The fetches and feeds of a hook, with which the gates report the step to it."""
+        session = run_context.session
+        if self._session() is not session:
+            for gate in [*self._all_gates, *(each.gate for each in self._beside)]:
+                gate.untold.watch(session)
+            self._session = weakref.ref(session)
+        if max_loss is None and not self._has_limits:
+            return self._args
+        # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
+        fed = run_context.__dict__.setdefault('_slimguard_fed', set())
+        feeds: Dict[tf.Tensor, Any] = {}
+        for gate, history in zip(self._all_gates, self._histories):
+            if gate not in fed:
+                fed.add(gate)
+                feeds.update(limits_of(gate, max_loss, history))
+        return self._args._replace(feed_dict=feeds or None)
+
+    def note(self, values: Sequence[Any], training: Any) -> None:
+        """Notes in a `Training` the global step after a run, and its loss where that is finite."""
+        step = values[0][STEP] if self.gates else math.nan
+        training.step = int(step) if step == step else None
+        loss = math.nan
+        if self._loss is not None:
+            loss = values[-1]
+        elif self._with_loss is not None:
+            loss = values[self._with_loss][LOSS]
+        if math.isfinite(loss):
+            training.loss = loss
+
+    def read(
+        self, values: Sequence[Any], max_loss: Optional[float], run_context
+    ) -> List[List[OpenIncident]]:
+        """Opens the incidents that the values of one run show; those of one batch are in one list.
+
+        The graph has decided by then (gate/building/builder.py).
+        """
+        incidents: List[OpenIncident] = []
+        for gate, row, history in zip(self.gates, values, self._histories):
+            reported = _reported_in(run_context, gate) if row[UNTOLD] else []
+            if history is not None and row[IS_GOOD]:
+                history.note_good(row)
+            elif history is not None and reported:
+                # Of threads that train in one session, one may take the report of another's step.
+                _add_history(reported[-1], history, row, max_loss)
+            incidents += reported
+        for each, count in zip(self._beside, values[len(self.gates) :]):
+            incidents += _reported_in(run_context, each.gate) if count else []
+        for gate in self._in_branches:
+            incidents += _reported_in(run_context, gate)
+        if self._loss is not None and not incidents:
+            step = functools.partial(self._step_now, run_context.session)
+            opened = of_loss(self._loss, values[-1], max_loss, step)
+            incidents += [] if opened is None else [opened]
+        return _by_run(incidents) if incidents else []
+
+    def forget(self, session) -> None:
+        """Drops what the gates have put aside to tell."""
+        for gate in self._all_gates:
+            gate.untold.take(session)
+
+    def _step_now(self, session) -> Optional[int]:
+        """The global step. Fetched with the run, it could be that before the update or after."""
+        step = self._global_step
+        return None if step is None else int(session.run(step))
+
+
+def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:
+    """The feeds that give a gate its limits, of the loss and of the gradient norm."""
+    limits = {} if max_loss is None else {gate.limit: _checked_limit(gate, max_loss)}
+    if history is not None:
+        limits.update(history.limits(max_loss))
+    return limits
+
+
+def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
+    """A limit for the loss, or ValueError if the gate has none, or another."""
+    if gate.limit is None:
+        raise ValueError(
+            'max_loss=%r needs a loss in the gate, and train op %r has none; pass it as '
+            'slimguard.guard(train_op, loss=total_loss)' % (max_loss, gate.original.name)
+        )
+    if gate.max_loss not in (None, max_loss):
+        raise ValueError(
+            'max_loss=%r here, but slimguard.guard() was given max_loss=%r; say it once'
+            % (max_loss, gate.max_loss)
+        )
+    return float(max_loss)
+
+
+def _reported_in(run_context, gate: gates.Gate) -> List[OpenIncident]:
+    """The bad steps that a gate reports at the end of a run: the same to each of its watchers."""
+    reports = run_context.__dict__.setdefault('_slimguard_reports', {})
+    if gate not in reports:
+        reports[gate] = gate.untold.take(run_context.session)
+    return [of_gate(gate, report) for report in reports[gate]]
+
+
+def _add_history(
+    opened: OpenIncident, history: StepHistory, row: np.ndarray, max_loss: Optional[float]
+) -> None:
+    """Adds to an incident what the last steps say of it; keeps the row of the step."""
+    norm, ratio, above = history.note_bad(row, opened.labels, max_loss)
+    opened.note(
+        gradient_norm=norm,
+        gradient_norm_ratio=ratio,
+        reason=gates.explain(opened.labels, above).reason,
+    )
+    opened.history = history.last()
+    opened.is_spike = opened.is_finite and bool(above)
+
+
+def _by_run(incidents: Sequence[OpenIncident]) -> List[List[OpenIncident]]:
+    """The incidents that a run has reported, by the run in which they happened.
+
+    Returns:
+      Lists of one incident each. If several gates refused the batch of the last run, their
+      incidents are in one list, the last, with the gravest first.
+    """
+    # A gate reports the last run last; a thread runs the writes beside the steps.
+    of_gates = [each for each in incidents if each.gate is not None and not each.gate.is_beside]
+    last = {each.gate: each for each in of_gates}
+    if len(last) < 2:
+        return [[each] for each in incidents]
+    together = sorted(last.values(), key=_is_mild)
+    return [[each] for each in incidents if each not in together] + [together]
+
+
+def _is_mild(opened: OpenIncident) -> Tuple[bool, bool]:
+    return opened.incident.held, not opened.incident.state_lost
+
+
+# Which runs they are.
+
+
+class WatchedRuns:
+    """Knows which runs are steps to watch, and what to fetch in each kind of them.
+
+    Args:
+      loss: a loss to watch if no gate knows it; None for none.
+      refusal: the error for a step of a train op without a gate; None to accept it, with a warning
+        if there is no loss to watch.
+      row_of: gives the row of a gate's steps, by whether what a bad step drew is kept.
+      histories: the last steps of gates.
+      guards_beside: whether another part gates writes beside a train op, or warns of them.
+      watches_ahead: whether all gates are watched from the start, since the first run may bypass
+        the hooks; else only the gates of runs that threads make beside the steps.
+    """
+
+    def __init__(
+        self,
+        loss: Optional[tf.Tensor],
+        refusal: Optional[str],
+        row_of: Callable[[gates.Gate, bool], tf.Tensor],
+        histories: Histories,
+        guards_beside: bool,
+        watches_ahead: bool,
+    ):
+        self._loss = loss
+        self._histories = histories
+        self._guards_beside = guards_beside
+        self._watches_ahead = watches_ahead
+        self._row_of = row_of
+        self._refusal = refusal
+        self._runs = RunKinds()
+        self._around = Around()
+        self._named: Set[str] = set()  # train ops of others, which the log has named
+        self._process = os.getpid()
+
+    def run_for(self, run_context) -> Optional[Run]:
+        """What to fetch in such a run, or None if it is no step to watch."""
+        args = run_context.original_args
+        graph = run_context.session.graph
+        fed = inner_feeds(graph, args.feed_dict)
+        return self._runs.of(self._plan, args.fetches, fed, graph)
+
+    def watch(self, session) -> None:
+        """Watches runs before the first step, or beside the steps; called before any run."""
+        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
+            if gate.is_beside or self._watches_ahead:
+                gate.untold.watch(session)
+
+    def leave(self, session) -> List[OpenIncident]:
+        """Returns the bad steps that no watcher has read; later ones of the session are printed."""
+        unread: List[OpenIncident] = []
+        if os.getpid() != self._process:
+            return unread  # in a fork no session can run anything
+        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
+            if not gate.untold.watches(session):
+                continue
+            try:
+                unread += [of_gate(gate, each) for each in gate.untold.unwatch(session)]
+            except tf.errors.OpError as error:  # a server that is gone must not fail a good end
+                log().warning('the end of the session is not clean: %s', error)
+            except RuntimeError:  # it is closed, by another thread or before a new round
+                break
+        return unread
+
+    def _plan(self, fetches, fed: Sequence[tf.Tensor], graph: tf.Graph) -> Optional[Run]:
+        elements = fetched_elements(fetches, graph)
+        run_gates = gates_run_by(elements, graph)
+        if run_gates:
+            mine = [gate for gate in run_gates if self._is_mine(gate)]
+            if not mine:
+                self._log_no_gate(run_gates, graph)
+                return None
+            if not self._guards_beside:
+                self._around.refuse(elements, run_gates, fed)
+            in_branches = [each for each in mine if graphs.flow_around(op_of(each.original))]
+            always_run = [each for each in mine if each not in in_branches]
+            histories = [self._histories.of(gate) for gate in always_run]
+            is_kept = not fed or not are_taken(fed, elements)
+            if always_run and not is_kept:
+                log().warning(_NOT_KEPT, always_run[0].original.name, fed[0].name)
+            rows = [self._row_of(gate, is_kept) for gate in always_run]
+            loss = self._loss_beside(mine)
+            return Run(always_run, loss, rows, histories, graph, in_branches)
+        is_step = _updates_unguarded(elements)
+        if self._loss is not None:
+            is_step = _is_step(elements, self._loss, graph)
+        if is_step and self._refusal is not None:
+            raise ValueError(self._refusal)
+        if self._loss is not None and is_step:
+            return Run([], self._loss, [], [], graph)
+        if is_step:
+            log().warning(_NOT_GUARDED, elements[0].name)
+        return None
+
+    def _is_mine(self, gate: gates.Gate) -> bool:
+        """If a graph has several trainings, a hook with a loss watches those with that loss."""
+        if self._loss is None or gate.loss is None:
+            return True
+        needed = graphs.ancestors([op_of(gate.original), gate.loss.op])
+        return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
+
+    def _loss_beside(self, watched: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
+        """The loss to check beside the gates: one that no gate knows or checks."""
+        if self._loss is None or all(gate.loss is None for gate in watched):
+            return self._loss
+        if any(gate.loss is self._loss for gate in watched):
+            return None
+        checked = [op_of(gate.original) for gate in watched]
+        checked += [gate.loss.op for gate in watched if gate.loss is not None]
+        return None if _copied(self._loss).op in graphs.ancestors(checked) else self._loss
+
+    def _log_no_gate(self, of_others: Sequence[gates.Gate], graph: tf.Graph) -> None:
+        """Warns that a run is not watched, if no training has the hook's loss."""
+        if any(map(self._is_mine, gates.gates_of(graph).values())):
+            return
+        assert self._loss is not None  # without a loss all gates are the hook's
+        name = of_others[0].original.name
+        if name not in self._named:
+            self._named.add(name)
+            log().error(_OF_OTHERS, name, self._loss.name)
+
+
+def require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> None:
+    if loss is not None and loss.graph is not graph:
+        raise ValueError(
+            'the loss %r of %s belongs to another graph than the training; build the hook '
+            'in the graph that is trained' % (loss.name, name)
+        )
+
+
+def refusal_without_gate(
+    policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
+) -> Optional[str]:
+    """The error for a train op without a gate; None if its loss can be watched instead."""
+    needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
+    return _NO_GATE % (on_nan,) if needs_gate else None
+
+
+_NO_GATE = (
+    'on_nan=%r cannot be done, as the train op has no gate: a bad update would stay in the '
+    'weights. Build it with slimguard.create_train_op(), or run slimguard.guard(train_op) in its '
+    'place'
+)
+
+
+_NOT_GUARDED = (
+    'train op %r has no gate: a bad update stays in the weights, and nobody is told. Build it with '
+    'slimguard.create_train_op(), or run slimguard.guard(train_op) in its place'
+)
+
+
+_OF_OTHERS = (
+    'steps of %r are not watched by the hook with the loss %r, which no guarded train op computes. '
+    'Give the hook the loss that is trained on, or none'
+)
+
+
+_NOT_KEPT = (
+    'bad steps of %r are not examined where the run feeds %r, which the step computes itself: what '
+    'is kept of a step is made for all its inputs. Feed a placeholder, or use slimguard run'
+)
+
+
+def _copied(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor of which this one is a copy."""
+    while tensor.op.type in ('Identity', 'CheckNumerics'):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def gates_run_by(elements: list, graph: tf.Graph) -> List[gates.Gate]:
+    """The gates of the guarded train ops that a run fetches, or needs; each once."""
+    fetched = [gate for gate in map(gates.gate_of, elements) if gate is not None]
+    return list(dict.fromkeys(fetched + sum(_waited_for(elements, graph).values(), [])))
+
+
+def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gates.Gate]]:
+    """By fetched op, the gates of train ops that a run needs without fetching them."""
+    known = {op_of(each.train_op): each for each in gates.gates_of(graph).values()}
+    others = [op for op in map(op_of, elements) if op not in known]
+    others = [op for op in others if not op.name.startswith(graphs.OURS)]
+    if not known or known.keys().isdisjoint(graphs.ancestors(others)):
+        return {}
+    needed = {op: [known[n] for n in graphs.ancestors([op]) if n in known] for op in others}
+    return {op: its_gates for op, its_gates in needed.items() if its_gates}
+
+
+def _updates_unguarded(elements: list) -> bool:
+    """Whether a run trains without any gate."""
+    needed = graphs.ancestors([op_of(element) for element in elements])
+    return any(graphs.is_apply(op) and not op.name.startswith(graphs.OURS) for op in needed)
+
+
+def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
+    """Whether a run without a gate is a step: it trains, or nothing shows that it does not."""
+    needed = graphs.ancestors([op_of(element) for element in elements])
+    if gates.gates_of(graph):  # it is guarded here, and this hook may watch the loss only
+        return any(map(graphs.is_apply, needed))
+    writes = graphs.Writes(graph)
+    return loss.op in needed or any(op in writes for op in needed)
+
+
+# Runs that go around a gate.
+
+
+class Around:
+    """Refuses runs that go around gates; logs once each variable that a bad step would change."""
+
+    def __init__(self) -> None:
+        self._named: Set[str] = set()
+
+    def refuse(self, elements: list, run_gates: Sequence[gates.Gate], fed, by: str = '') -> None:
+        """As `refuse_around`, whose `on_told` goes to the log."""
+        refuse_around(elements, run_gates, fed, self._log_once, by)
+
+    def _log_once(self, name: str, why: str) -> None:
+        if name not in self._named:
+            self._named.add(name)
+            log().error('the update of %r is NOT guarded: %s', name, why)
+
+
+class HookFetches:
+    """Refuses steps in which a hook's fetches go around a gate, as it does for the loop's own.
+
+    Args:
+      graph: the graph of the session.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._around = Around()
+        self._kinds = RunKinds()
+
+    def require_gated(
+        self, fetches: Mapping[Any, Any], feed_dict: Any, asked: Any, of_loop: Any = ()
+    ) -> None:
+        """Checks a step before its run.
+
+        Args:
+          fetches: the fetches by hook; those of the loop under a str in place of a hook.
+          feed_dict: the feeds of the loop and the hooks.
+          asked: a key that identifies these fetches.
+          of_loop: other fetches of the loop.
+
+        Raises:
+          OutsideTheGateError: names the hook, and says as much as `refuse_around`.
+        """
+        fed = inner_feeds(self._graph, feed_dict)
+        self._kinds.of(self._look, [dict(fetches), of_loop], fed, asked=asked)
+
+    def _look(self, both: list, fed: Sequence[tf.Tensor]) -> bool:
+        run_gates = gates_run_by(fetched_elements(both, self._graph), self._graph)
+        for hook in both[0] if run_gates else ():
+            if not isinstance(hook, str):
+                own = fetched_elements(both[0][hook], self._graph)
+                self._around.refuse(own, run_gates, fed, type(hook).__name__)
+        return True

@@ -186,10 +186,12 @@ class IncidentHandler:
     def _ruin_at_the_end(self, policy: Policy, diagnosis: Optional[Diagnosis]) -> str:
         """Why the state to save before 'raise' is ruined, if no earlier state is kept; else ''."""
         keeps = self._recovery is not None and self._recovery.snapshots.is_wanted
-        ruin = '' if keeps or not isinstance(policy, Raise) else self._losses.ruin(is_last=True)
-        if ruin and diagnosis is not None and diagnosis.explosion:
+        if keeps or not isinstance(policy, Raise):
+            return ''
+        if diagnosis is not None and diagnosis.explosion:
             return '; ' + IS_RUINED  # the cause says how far the loss has grown
-        return ruin and '; ' + IS_RUINED + ruin
+        losses = self._losses.ruin(is_last=True)
+        return losses and '; ' + IS_RUINED + losses
 
     # Act.
 

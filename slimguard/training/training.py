@@ -130,9 +130,9 @@ class Training:
         if checkpoints is not None and isinstance(saver, FiniteSaver):
             self._bundles_in = settings.logdir or checkpoints.logdir
 
-    def capture(self, *found: gates.Gate) -> None:
+    def capture(self, *new: gates.Gate) -> None:
         """Captures the bad steps of gates, from their next step on."""
-        for gate in dict.fromkeys(found):
+        for gate in dict.fromkeys(new):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
                 own = self.settings
@@ -203,24 +203,24 @@ class Training:
 def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> None:
     if incident is not None and not incident.held:
         return  # the bad update is in memory
+    is_ruined = incident is not None and IS_RUINED in incident.reason
     try:
-        if incident is not None and IS_RUINED in incident.reason:
-            newest = checkpoints.published()
-            if newest is not None:
-                log().warning(_IS_RUINED, newest)
-                return
+        newest = checkpoints.published() if is_ruined else None
+        if newest is not None:
+            log().warning(_IS_RUINED, newest)
+            return
         saved = checkpoints.save_last(session)
     except Exception as error:  # whatever it is, it must not hide the incident
         log().error('the last finite state could not be saved: %s', error)
         return
     if saved is not None and incident is not None:
-        log().warning(SAVED, saved)
+        log().warning(SAVED, saved + (_NONE_BEFORE if is_ruined else ''))
     elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
-        why = checkpoints.why_not_saved
-        log().warning('the last finite state is not saved: %s.', why)
+        log().warning('the last finite state is not saved: %s.', checkpoints.why_not_saved)
 
 
 SAVED = 'the last finite state is saved: %s'
+_NONE_BEFORE = '; its weights are ruined, and no checkpoint is there from before'
 _IS_RUINED = (
     'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'

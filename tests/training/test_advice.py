@@ -154,3 +154,17 @@ class TestWhatIsTold:
             assert 'in row 2' in headline and commands[1].endswith(' --without 2')
             assert 'learning rate' not in to_do
         assert 't' + headline[1:-1] in str(caught.value) or rate < 1
+
+    def test_a_slow_explosion_has_ruined_what_is_saved(self, tmp_path):
+        """The loss grows by a fifth in each step: it is never far above the losses before."""
+        rate = (1 + 1.2**0.5) / 4
+        with LogLines() as lines, pytest.raises(slimguard.NanLossError) as caught:
+            options = dict(on_nan='raise', logdir=tmp_path)
+            loss = lambda y: 1e30 * tf.reduce_mean(tf.square(y - 1))  # noqa: E731
+            self.train(loss, [GOOD] * 200, [1e-30 * rate] * 200, **options)
+        assert 'the loss went from ' in str(caught.value)
+        assert caught.value.incident.reason.endswith(
+            'the weights were ruined before, though they are finite'
+        )
+        (*_, last) = lines
+        assert last.endswith('; its weights are ruined, and no checkpoint is there from before')

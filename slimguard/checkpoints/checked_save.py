@@ -33,17 +33,17 @@ class NotGood(Exception):
     """A checkpoint must not be published.
 
     Attributes:
-      found: what was found in it.
+      inspection: what was found in it.
       path: its prefix.
       step: the global step in its name, or else in the checkpoint; or None.
     """
 
-    def __init__(self, found: Inspection, path: str):
-        Exception.__init__(self, str(found))
-        self.found = found
+    def __init__(self, inspection: Inspection, path: str):
+        Exception.__init__(self, str(inspection))
+        self.inspection = inspection
         self.path = path
         step = step_in_name(path)
-        self.step = found.step if step is None else step
+        self.step = inspection.step if step is None else step
 
 
 class Spare:
@@ -149,12 +149,12 @@ class SavingSession(SessionWrapper):
         may_be_undone = any(gate.transient for gate in gates.gates_of(self.graph).values())
         for tries_left in reversed(range(_TRIES if may_be_undone else 1)):
             written = self._write(path, fetches, feed_dict)
-            found = checkpoint_reader.read(tf.compat.as_str_any(written))
-            if found.is_good:
+            inspection = checkpoint_reader.read(tf.compat.as_str_any(written))
+            if inspection.is_good:
                 return written
             checkpoint_files.remove(path)
             if not tries_left:
-                raise NotGood(found, path)
+                raise NotGood(inspection, path)
             time.sleep(_PAUSE)
 
     def _write(self, path: str, fetches: str, feed_dict: dict) -> Any:

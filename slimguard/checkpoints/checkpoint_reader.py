@@ -115,10 +115,10 @@ def inspect(path: str) -> Inspection:
     Raises:
       UnreadableError: if it could not be read. It may still be good.
     """
-    found = read(path)
-    if found.damage is not None:
+    inspection = read(path)
+    if inspection.damage is not None:
         _require_readable(path)
-    return found
+    return inspection
 
 
 def _require_readable(path: str) -> None:

@@ -217,7 +217,7 @@ def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
 
 def _refused(refusal: NotGood, save_path: str, newest: Optional[str], graph: tf.Graph) -> Incident:
     """The incident of a refused save; logs it, and records it."""
-    names = refusal.found.non_finite
+    names = refusal.inspection.non_finite
     unguarded = _unguarded(names, graph)
     what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
     incident = Incident.now(

@@ -48,13 +48,13 @@ def repair(logdir: str) -> Repair:
         state = state_file.read(logdir)
     except StateFileError as error:
         damage = str(error)
-    found = checkpoint_reader.checkpoints_beside(logdir, state)
+    there = checkpoint_reader.checkpoints_beside(logdir, state)
     bad: Dict[str, str] = {}
-    for each in reversed(found):
-        inspected = checkpoint_reader.inspect(each.path)
-        if inspected.is_good:
+    for each in reversed(there):
+        inspection = checkpoint_reader.inspect(each.path)
+        if inspection.is_good:
             return _resume_from(logdir, each.path, bad, state, damage)
-        bad[each.path] = '%s is %s' % (os.path.basename(each.path), inspected)
+        bad[each.path] = '%s is %s' % (os.path.basename(each.path), inspection)
     return _begin_anew(logdir, list(bad.values()), state, damage)
 
 
@@ -163,31 +163,31 @@ def look(logdir: str, repairs: bool = False) -> Seen:
     except StateFileError as error:
         trouble = str(error)
     there = checkpoint_reader.checkpoints_beside(logdir, state)
-    found = [(each, checkpoint_reader.inspect(each.path)) for each in there]
-    if not found and state is None:
-        return Seen(repaired, found, None, None)
+    inspected = [(each, checkpoint_reader.inspect(each.path)) for each in there]
+    if not inspected and state is None:
+        return Seen(repaired, inspected, None, None)
     plain = Fate('goes by its state file: ' + trouble)
     if state is not None:
-        plain = _as_the_state_file_says(state.as_read, found)
-    return Seen(repaired, found, _newest_good(logdir, found), plain)
+        plain = _as_the_state_file_says(state.as_read, inspected)
+    return Seen(repaired, inspected, _newest_good(logdir, inspected), plain)
 
 
-def _newest_good(logdir: str, found: List[Tuple[Checkpoint, Inspection]]) -> Fate:
+def _newest_good(logdir: str, inspected: List[Tuple[Checkpoint, Inspection]]) -> Fate:
     try:
         files.as_logdir(logdir)
     except ValueError as error:
         return Fate('ends with an error: %s' % error)
-    for each, inspection in reversed(found):
+    for each, inspection in reversed(inspected):
         if inspection.is_good:
             return Fate('resumes from %s, which is %s' % (each.path, inspection), each.path, True)
     return Fate('begins anew: no checkpoint in %s is whole and finite' % logdir)
 
 
-def _as_the_state_file_says(path: str, found: List[Tuple[Checkpoint, Inspection]]) -> Fate:
+def _as_the_state_file_says(path: str, inspected: List[Tuple[Checkpoint, Inspection]]) -> Fate:
     said = 'goes by its state file: it names %s, which is ' % path
     if not files_of(path):
         return Fate(said + 'not there')
-    known = [it for it in found if state_file.is_same(it[0].path, path)]
+    known = [it for it in inspected if state_file.is_same(it[0].path, path)]
     path, inspection = (known[0][0].path, known[0][1]) if known else (path, None)
     inspection = inspection or checkpoint_reader.inspect(path)
     if inspection.is_good:

@@ -78,8 +78,8 @@ class Restorer:
 
     def published(self) -> Optional[str]:
         """The checkpoint that a restart resumes from, or None; it is not read."""
-        found = checkpoint_reader.checkpoints_in(self.logdir)
-        return found[-1].path if found else None
+        there = checkpoint_reader.checkpoints_in(self.logdir)
+        return there[-1].path if there else None
 
     def newest(self) -> Optional[str]:
         """The newest checkpoint that a rollback can restore, or None."""

@@ -240,8 +240,8 @@ class Snapshots:
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
         local = graphs.local_in(self._graph)
-        found = all_variables(self._graph)
-        self._variables = {name: each for name, each in found.items() if each.op not in local}
+        variables = all_variables(self._graph)
+        self._variables = {name: each for name, each in variables.items() if each.op not in local}
         if self._size is None:
             self._size = size_of(self._variables)
             free = memory.available()

@@ -88,11 +88,11 @@ def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint'
 
     def require_intended(making: str) -> None:
         read_back = _parse(logdir, os.path.basename(making))
-        found = None if read_back is None else read_back.model_checkpoint_path
-        if found is None or not is_same(found, paths[-1]):
+        named = None if read_back is None else read_back.model_checkpoint_path
+        if named is None or not is_same(named, paths[-1]):
             raise StateFileError(
                 '%s was to name %s, and TensorFlow would read %s; it is left as it was'
-                % (path_in(logdir, latest_filename), paths[-1], found)
+                % (path_in(logdir, latest_filename), paths[-1], named)
             )
 
     files.write_atomically(

@@ -46,17 +46,17 @@ def all_variables(graph: tf.Graph) -> Dict[str, Any]:
     """
     with graph.as_default():
         listed = tf1.global_variables() + tf1.local_variables()
-    found: Dict[str, Any] = {each.op.name: each for each in graphs.on_each_device(listed)}
+    by_name: Dict[str, Any] = {each.op.name: each for each in graphs.on_each_device(listed)}
     others = [op for op in graph.get_operations() if op.type in graphs.VARIABLES]
-    others = [op for op in others if not op.name.startswith(graphs.OURS) and op.name not in found]
+    others = [op for op in others if not op.name.startswith(graphs.OURS) and op.name not in by_name]
     made: Dict[tf.Operation, Unlisted] = getattr(graph, _KEPT_AS, {})
     new = [op for op in others if op not in made]
     if new:
         with tf_private.unfinalized(graph), ops.our_scope(graph, 'unlisted'):
             made.update((op, _unlisted(op)) for op in new)
         setattr(graph, _KEPT_AS, made)
-    found.update((op.name, made[op]) for op in others)
-    return found
+    by_name.update((op.name, made[op]) for op in others)
+    return by_name
 
 
 def _unlisted(op: tf.Operation) -> Unlisted:

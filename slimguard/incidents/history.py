@@ -25,13 +25,13 @@ def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
 
     A step that was written made it larger by one, unless it only added up gradients.
     """
-    found, last, was_good = [], math.nan, False
+    steps, last, was_good = [], math.nan, False
     for row in rows:
         after, is_good = float(row[STEP]), bool(row[IS_GOOD])
         only_added = is_good and was_good and after == last
-        found.append(after - (is_good and not only_added))
+        steps.append(after - (is_good and not only_added))
         last, was_good = after, is_good
-    return found
+    return steps
 
 
 # A learning rate jumps this many times; a number surges this many times over its median.
@@ -125,8 +125,8 @@ def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.n
                 low = np.flatnonzero(before <= 2 * before.min())[-1]
             first = int(places[low])
             last = int(places[-1])
-            told = name, values[first], _when(steps, first), values[last], _when(steps, last)
-            return 'the %s went from %.4g %s to %.4g %s' % told
+            ends = name, values[first], _when(steps, first), values[last], _when(steps, last)
+            return 'the %s went from %.4g %s to %.4g %s' % ends
     return ''
 
 

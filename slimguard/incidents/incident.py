@@ -92,10 +92,10 @@ class Incident:
     @property
     def where(self) -> str:
         """The step and the process, with the loss, such as 'at global step 9 (loss inf)'."""
-        told = 'at global step %d' % self.step if self.step is not None else 'at an unnumbered step'
+        place = 'at an unnumbered step' if self.step is None else 'at global step %d' % self.step
         if self.worker is not None:
-            told += ' on ' + self.worker
-        return told if self.loss is None else '%s (loss %g)' % (told, self.loss)
+            place += ' on ' + self.worker
+        return place if self.loss is None else '%s (loss %g)' % (place, self.loss)
 
     @property
     def cause(self) -> str:

@@ -78,8 +78,8 @@ class IncidentFile:
     def close(self) -> None:
         """Logs how many incidents the record lacks."""
         if self._missing:
-            told = self._missing, self._path, self._trouble or 'it could not be written for a while'
-            log().error('%d incidents are missing in %s: %s', *told)
+            why = self._trouble or 'it could not be written for a while'
+            log().error('%d incidents are missing in %s: %s', self._missing, self._path, why)
             self._missing = 0
 
     def _write(self, line: bytes) -> bool:
@@ -230,7 +230,7 @@ def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[I
 
     A bundle belongs to the newest incident that names it; older bundles of that name were removed.
     """
-    there, found = set(files.list_dir(folder)), []
+    there, newest_first = set(files.list_dir(folder)), []
     for incident in reversed(incidents):
         if incident.bundle is not None:
             name = re.split(r'[\\/]', incident.bundle.rstrip('\\/'))[-1]
@@ -239,10 +239,10 @@ def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[I
                 there.remove(name)
                 incident = dataclasses.replace(incident, bundle=path)
             else:
-                told = incident.advice and advice.without_bundle(incident.advice)
-                incident = dataclasses.replace(incident, bundle=None, advice=told)
-        found.append(incident)
-    return found[::-1]
+                without = incident.advice and advice.without_bundle(incident.advice)
+                incident = dataclasses.replace(incident, bundle=None, advice=without)
+        newest_first.append(incident)
+    return newest_first[::-1]
 
 
 def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:

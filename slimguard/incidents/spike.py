@@ -113,21 +113,21 @@ def as_spike(spike: Any, name: str = 'spike') -> Optional[Spike]:
 def _parsed(text: str) -> Spike:
     if text.strip() == 'default':
         return Spike()
-    said = {}
+    arguments = {}
     for item in text.split(','):
         key, equals, value = (part.strip() for part in item.partition('='))
         key = key.replace('-', '_')
-        if key not in _NAMES or not equals or key in said:
+        if key not in _NAMES or not equals or key in arguments:
             raise ValueError(
                 'expected something like loss=10,gradient_norm=100,window=100,warmup=20, '
                 'each at most once, or default, not %r' % text
             )
         kind = int if key in ('window', 'warmup') else float
         try:
-            said[key] = None if value.lower() == 'none' else kind(value)
+            arguments[key] = None if value.lower() == 'none' else kind(value)
         except ValueError:
             raise ValueError('%s must be a number, not %r' % (key, value)) from None
-    return Spike(**said)
+    return Spike(**arguments)
 
 
 _NAMES = [field.name for field in dataclasses.fields(Spike)]

@@ -52,9 +52,9 @@ _COMPOSITE = (tf.SparseTensor, tf.IndexedSlices, tf.RaggedTensor)
 
 def map_fetches(fetches, replace: Callable[[Any], Any]):
     """`fetches` with each single fetch replaced; the values come in the same structure."""
-    found = parts_of(fetches)
-    if found is not None:
-        parts, make = found
+    structure = parts_of(fetches)
+    if structure is not None:
+        parts, make = structure
         return make([map_fetches(each, replace) for each in parts])
     if isinstance(fetches, _COMPOSITE):
         return tf.nest.map_structure(replace, fetches, expand_composites=True)
@@ -74,9 +74,9 @@ def fetched_elements(fetches, graph: tf.Graph) -> list:
 
 def leaves(fetches) -> Iterator[Any]:
     """The single fetches in a structure of fetches, or the values in a structure of values."""
-    found = parts_of(fetches)
-    if found is not None:
-        for each in found[0]:
+    structure = parts_of(fetches)
+    if structure is not None:
+        for each in structure[0]:
             yield from leaves(each)
     elif isinstance(fetches, tf.SparseTensor):
         # Not by `tf.nest`: TensorFlow 1.15 reads the shape then, which nobody may feed any more.
@@ -97,9 +97,9 @@ def key_of(fetches):
         return (kind,) + tuple([key_of(fetch) for fetch in fetches])
     if isinstance(fetches, collections.abc.Mapping):
         return (kind, *fetches, *[key_of(fetch) for fetch in fetches.values()])
-    found = parts_of(fetches)
-    if found is not None:
-        return (kind,) + tuple([key_of(fetch) for fetch in found[0]])
+    structure = parts_of(fetches)
+    if structure is not None:
+        return (kind,) + tuple([key_of(fetch) for fetch in structure[0]])
     return fetches if kind is str else id(fetches)
 
 

@@ -148,17 +148,17 @@ class Recovery:
         Soon after a rollback to a checkpoint it is the same one, if none is older.
         """
         is_soon = self.snapshots.is_soon
-        found: List[str] = []
+        good: List[str] = []
         for each in self._restorer.good():
             if not is_soon and _is_trusted(each, step):
                 return each
-            found.append(each)
-        if is_soon and self._went_back_to in found:
+            good.append(each)
+        if is_soon and self._went_back_to in good:
             return self._went_back_to
-        trusted = [each for each in found if _is_trusted(each, step)]
-        if trusted or not found:
+        trusted = [each for each in good if _is_trusted(each, step)]
+        if trusted or not good:
             return trusted[0] if trusted else None
-        return found[-1] if self.snapshots.ruin() else found[0]
+        return good[-1] if self.snapshots.ruin() else good[0]
 
     def _leave_behind(self, session, opened: OpenIncident, step: Optional[int]) -> None:
         """Saves the state, if a restart would otherwise resume from an abandoned one."""

@@ -113,7 +113,7 @@ class StepHistory:
             if each[IS_GOOD]:
                 losses.note(each[LOSS])
                 norms.note(norm_of(each))
-        said = '%s %.6g%s is%s %.4g times %s before it, and was written' % (
+        sentence = '%s %.6g%s is%s %.4g times %s before it, and was written' % (
             'loss' if is_loss else gates.GRADIENT_NORM,
             loss if is_loss else norm,
             '' if math.isnan(step) else ' at global step %d' % step,
@@ -122,7 +122,7 @@ class StepHistory:
             'the largest of all %d good steps' % before if before > 1 else 'that of the only step',
         )
         is_held = loss > losses.limit(Spike.loss) or norm > norms.limit(Spike.gradient_norm)
-        self._tell(said, is_held)
+        self._tell(sentence, is_held)
 
     def begin_anew(self) -> None:
         """Forgets the numbers that the limits are computed from."""
@@ -174,7 +174,7 @@ class StepHistory:
         The gate does not know what its limits are made of.
         """
         kinds = {label.kind for label in labels}
-        said: Dict[str, str] = {}
+        words: Dict[str, str] = {}
         ranks = [label.name for label in labels if label.kind == 'rank']
         is_elsewhere = bool(ranks) and gates.name_of(self.gate.ranks.rank) not in ranks
         for kind, name, value, usual in (
@@ -184,14 +184,14 @@ class StepHistory:
             if kind not in kinds or self.spike is None or value is None:
                 continue
             if is_elsewhere:
-                said[kind] = 'above its limit: ' + name
+                words[kind] = 'above its limit: ' + name
                 continue
             if kind == 'limit' and self._is_above(max_loss, value):
                 continue
             # If a value is not finite, the incident says that instead.
-            is_said = 'value' in kinds and not math.isfinite(value)
-            said[kind] = '' if is_said else _times(name, value, usual)
-        return said
+            is_named = 'value' in kinds and not math.isfinite(value)
+            words[kind] = '' if is_named else _times(name, value, usual)
+        return words
 
     def _is_above(self, max_loss: Optional[float], loss: float) -> bool:
         max_loss = self.gate.max_loss if max_loss is None else max_loss
@@ -216,7 +216,7 @@ class Histories:
         self._of: Dict[gates.Gate, StepHistory] = {}
         self.summaries: Optional[Callable[[str], Any]] = None
         self.spike_in_words = 'spike=True'
-        self.note_jump: Callable[[str], None] = lambda said: None
+        self.note_jump: Callable[[str], None] = lambda sentence: None
         self._has_jumped = False
         self._last_words = ''
 
@@ -232,18 +232,18 @@ class Histories:
             _tell_of_what_is_not_watched(gate, self._spike)
         return self._of.get(gate)
 
-    def _tell_jump(self, said: str, would_be_held: bool) -> None:
+    def _tell_jump(self, sentence: str, would_be_held: bool) -> None:
         if self._has_jumped:  # of another gate
             return
         self._has_jumped = True
-        self._last_words = said + (_WOULD_HOLD % self.spike_in_words if would_be_held else '')
+        self._last_words = sentence + (_WOULD_HOLD % self.spike_in_words if would_be_held else '')
         log().warning('%s.', self._last_words)
         self.note_jump(self._last_words)
 
     def take_last_words(self) -> str:
         """The warning to repeat at the end; '' at later calls."""
-        said, self._last_words = self._last_words, ''
-        return said
+        sentence, self._last_words = self._last_words, ''
+        return sentence
 
     def begin_anew(self) -> None:
         """Forgets the numbers that the limits of all gates are computed from."""

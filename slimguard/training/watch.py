@@ -111,10 +111,10 @@ def _look_at_save(prefix: str) -> None:
     """Logs an error if a saver other than a `FiniteSaver` has just written a bad checkpoint."""
     if not checkpoint_files.files_of(prefix):
         return  # it has run something else
-    found = checkpoint_reader.read(prefix)
-    if not found.is_good:
+    inspection = checkpoint_reader.read(prefix)
+    if not inspection.is_good:
         log().error(
-            'checkpoint %s is %s. A slimguard.FiniteSaver refuses such a save.', prefix, found
+            'checkpoint %s is %s. A slimguard.FiniteSaver refuses such a save.', prefix, inspection
         )
 
 

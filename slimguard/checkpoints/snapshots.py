@@ -124,7 +124,6 @@ class Snapshots:
     none is kept. No clock decides, so a busy machine keeps the same states as an idle one.
 
     Args:
-      graph: the graph.
       most: how many are kept.
       is_shared: whether other ranks have to keep and restore the same states. Then no value that
         may differ between ranks, such as a loss or the free memory, decides anything.
@@ -137,11 +136,10 @@ class Snapshots:
       losses: their losses, where these may decide.
     """
 
-    def __init__(self, graph: tf.Graph, most: int, is_shared: bool = False):
+    def __init__(self, most: int = 0, is_shared: bool = False):
         self.most = most
         self.is_wanted = most > 0
         self.good = 0
-        self._graph = graph
         self._is_shared = is_shared
         self._variables: Dict[str, Any] = {}  # by name
         self._size: Optional[int] = None  # the bytes of each
@@ -239,8 +237,8 @@ class Snapshots:
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
-        local = graphs.local_in(self._graph)
-        variables = all_variables(self._graph)
+        local = graphs.local_in(session.graph)
+        variables = all_variables(session.graph)
         self._variables = {name: each for name, each in variables.items() if each.op not in local}
         if self._size is None:
             self._size = size_of(self._variables)
@@ -250,7 +248,7 @@ class Snapshots:
                 self.drop()
                 return
         values = read_variables(session, self._variables)
-        step = _step_in(values, self._graph)
+        step = _step_in(values, session.graph)
         snapshot = Snapshot(_name_of(step, self.good), step, self.good, values)
         self.kept.insert(0, snapshot)
         self._due = self.good + steps_to_next(self.good, self._size)

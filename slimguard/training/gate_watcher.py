@@ -260,11 +260,10 @@ class GateWatcher(tf1.train.SessionRunHook):
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
         self._training, self._loop = Training(), None
-        self._handle_with(FallbackChain(self.on_nan, self._otherwise), Journal())
+        policies = FallbackChain(self.on_nan, self._otherwise)
+        self._handle_with(policies, Journal(), Recovery())
 
-    def _handle_with(
-        self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
-    ) -> None:
+    def _handle_with(self, policies: FallbackChain, journal: Journal, recovery: Recovery) -> None:
         settings = self._in_force
         length = STEPS if settings.history is None else settings.history
         self.histories = Histories(as_spike(settings.spike), length)
@@ -279,8 +278,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.histories.take_last_words,
         )
         refusal = refusal_without_gate(policies, self.on_nan, self._loss)
-        if recovery is not None:
-            recovery.limits = self.histories
+        recovery.limits = self.histories
         self.runs = WatchedRuns(
             self._loss,
             refusal,
@@ -301,8 +299,8 @@ class GateWatcher(tf1.train.SessionRunHook):
             self, self._in_force.logdir, dirs, policies, self._ranks, warns=not saves_itself
         )
 
-    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Optional[Recovery]:
-        """The `Recovery` for rollbacks; None if there is no directory for checkpoints."""
+    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
+        """The `Recovery` for rollbacks."""
         has_logdir = self._in_force.logdir is not None
         return recovery_in(
             graph, policies, self._training, self._directory, has_logdir, self._ranks

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.checkpoints.checkpoint_files import reason_of
-from slimguard.checkpoints.snapshots import IS_RUINED, Losses
+from slimguard.checkpoints.snapshots import IS_RUINED
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.diagnosis import Diagnosis
@@ -28,7 +28,7 @@ from slimguard.incidents.policies import (
 )
 from slimguard.system import texts
 from slimguard.training.open_incident import OpenIncident
-from slimguard.training.recovery import NO_LOGDIR, Recovery
+from slimguard.training.recovery import Recovery
 from slimguard.training.training import Training
 
 # How many characters of an error's message the record has.
@@ -43,7 +43,7 @@ class IncidentHandler:
       otherwise: the policy before the first incident.
       journal: the record of incidents.
       training: its `evidence` examines bad steps; it saves before an error ends it.
-      recovery: restores earlier states; None if there is no logdir to find a checkpoint in.
+      recovery: restores earlier states.
       ends_job: whether the end of this training ends the job.
       last_words: returns what else the last line says, or ''.
 
@@ -57,7 +57,7 @@ class IncidentHandler:
         otherwise: Policy,
         journal: Journal,
         training: Training,
-        recovery: Optional[Recovery] = None,
+        recovery: Recovery,
         ends_job: bool = True,
         last_words: Callable[[], str] = lambda: '',
     ):
@@ -68,7 +68,6 @@ class IncidentHandler:
         self._recovery = recovery
         self._ends_job = ends_job
         self._last_words = last_words
-        self._losses = Losses() if recovery is None else recovery.snapshots.losses
         self.job: Optional[Job] = None
         self._is_due = False  # whether the session is to be prepared before its next step
 
@@ -177,20 +176,18 @@ class IncidentHandler:
 
     def _ruin_at(self, opened: OpenIncident) -> str:
         """Why the weights are ruined although finite; '' if they are not, or if unknown."""
-        if self._recovery is None:
-            return ''
         if opened.is_spike:
             self._recovery.snapshots.step_was_spike()
         return self._recovery.snapshots.ruin()
 
     def _ruin_at_the_end(self, policy: Policy, diagnosis: Optional[Diagnosis]) -> str:
         """Why the state to save before 'raise' is ruined, if no earlier state is kept; else ''."""
-        keeps = self._recovery is not None and self._recovery.snapshots.is_wanted
-        if keeps or not isinstance(policy, Raise):
+        snapshots = self._recovery.snapshots
+        if snapshots.is_wanted or not isinstance(policy, Raise):
             return ''
         if diagnosis is not None and diagnosis.explosion:
             return '; ' + IS_RUINED  # the cause says how far the loss has grown
-        losses = self._losses.ruin(is_last=True)
+        losses = snapshots.losses.ruin(is_last=True)
         return losses and '; ' + IS_RUINED + losses
 
     # Act.
@@ -214,7 +211,7 @@ class IncidentHandler:
             incident = self._roll_back(run_context.session, opened, policy)
         if incident.action == Raise.action:
             incident = opened.note(advice=self._advice_on(opened) or incident.advice)
-            if incident.held and self._recovery is not None:
+            if incident.held:
                 self._recovery.leave_ruin(run_context.session, incident.step)
         ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
         if ends_job and self.job is not None:
@@ -227,8 +224,6 @@ class IncidentHandler:
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
         """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
-        if self._recovery is None:
-            raise ValueError(NO_LOGDIR)
         if not self._recovery.go_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
@@ -330,8 +325,7 @@ class IncidentHandler:
     def prepare(self, session) -> None:
         """Prepares a session on the chief, before any process trains in it."""
         went_back = None if self.job is None else self.job.went_back
-        if self._recovery is not None:
-            self._recovery.prepare(session, went_back, saves=self._policies.may(Rollback))
+        self._recovery.prepare(session, went_back, saves=self._policies.may(Rollback))
         if went_back is not None:
             policies = [self._last_policy, *self._policies.fallbacks]
             calls = (each.on_rollback for each in policies if isinstance(each, Rollback))
@@ -342,16 +336,12 @@ class IncidentHandler:
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often the job of a new session has rolled back."""
         self._policies.note_rollbacks(rollbacks)
-        if self._recovery is not None:
-            self._recovery.join_job(rollbacks)
+        self._recovery.join_job(rollbacks)
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step without an incident, and its loss, or None if that is not known."""
         self._policies.step_was_good()
-        if self._recovery is None:
-            self._losses.note(loss)
-        else:
-            self._recovery.snapshots.step_was_good(session, loss)
+        self._recovery.snapshots.step_was_good(session, loss)
 
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""

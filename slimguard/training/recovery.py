@@ -33,20 +33,23 @@ class Recovery:
     abandoned state with the new factor.
 
     Args:
-      restorer: restores checkpoints.
-      snapshots: the states that are kept in memory.
+      restorer: restores checkpoints; None if there is no logdir to find one in.
+      snapshots: the states that are kept in memory; by default none is.
       back_off: makes updates smaller afterwards; None if no policy asks for that.
 
     Attributes:
-      snapshots: as given; they are told of each good step and of each spike.
+      snapshots: as given; each good step and each spike is noted there.
       limits: the limits of a `Spike`, which begin anew after a rollback; None without any.
     """
 
     def __init__(
-        self, restorer: Restorer, snapshots: Snapshots, back_off: Optional[BackOff] = None
+        self,
+        restorer: Optional[Restorer] = None,
+        snapshots: Optional[Snapshots] = None,
+        back_off: Optional[BackOff] = None,
     ):
-        self._restorer = restorer
-        self.snapshots = snapshots
+        self._restorer: Any = restorer
+        self.snapshots = Snapshots() if snapshots is None else snapshots
         self._back_off = back_off
         # The state that the last rollback restored, by its name, and its global step.
         self._went_back_to: Optional[str] = None
@@ -95,8 +98,10 @@ class Recovery:
 
         Raises:
           tf.errors.AbortedError: in a job, where all processes restore it in a new session.
-          ValueError: if updates cannot be made smaller as the policy says.
+          ValueError: if there is no logdir, or updates cannot be made smaller as the policy says.
         """
+        if self._restorer is None:
+            raise ValueError(NO_LOGDIR)
         back_off, factor = self._back_off, None
         if policy.learning_rate is not None:
             if back_off is None:
@@ -205,7 +210,7 @@ class Recovery:
             self._back_off.enter(session)
             if went_back is not None and went_back.learning_rate is not None:
                 self._back_off.shrink_to(session, went_back.learning_rate)
-        if saves and went_back is None:
+        if saves and went_back is None and self._restorer is not None:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
@@ -253,8 +258,8 @@ def recovery_in(
     directory: Optional[str],
     is_given: bool,
     ranks: gates.Ranks,
-) -> Optional[Recovery]:
-    """The `Recovery` of a training; None if it cannot or need not go back.
+) -> Recovery:
+    """The `Recovery` of a training; one that restores nothing if it cannot or need not go back.
 
     Args:
       graph: the graph.
@@ -266,14 +271,14 @@ def recovery_in(
     """
     goes_back = may_go_back(policies)
     if ranks.are_several and not goes_back:
-        return None
+        return Recovery()
     is_shared = training.makes_sessions and not ranks.are_several
     smaller = back_off_in(graph, policies, lambda: directory, is_shared, ranks)
-    snapshots = Snapshots(graph, policies.snapshots, is_shared=ranks.are_several)
+    snapshots = Snapshots(policies.snapshots, is_shared=ranks.are_several)
     if ranks.are_several:
         return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
     if directory is None or not (is_given or goes_back):
-        return None
+        return Recovery()
     restorer = Restorer(training.saver or offer_saver(graph), directory)
     return Recovery(restorer, snapshots, smaller)
 

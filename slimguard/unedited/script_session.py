@@ -115,14 +115,13 @@ class ScriptWatcher(GateWatcher):
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
         smaller = back_off_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
-        snapshots = Snapshots(graph, policies.snapshots, is_shared=self._ranks.are_several)
+        snapshots = Snapshots(policies.snapshots, is_shared=self._ranks.are_several)
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)
 
     def before_step(self, session) -> None:
         GateWatcher.before_step(self, session)
-        if self._recovery is not None:  # the script may have shown by now where it saves
-            self._recovery.before_step(session)
+        self._recovery.before_step(session)  # the script may have shown by now where it saves
 
     def step_was_good(self, session, loss: Any) -> None:
         if self.recorded_in is None and self._files.is_settled(session.graph):

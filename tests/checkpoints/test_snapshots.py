@@ -30,7 +30,7 @@ class Training:
         self.train_op = tf.group(self.w.assign_add(1.0), self.step.assign_add(1))
         self.session = tf1.Session()
         self.session.run(tf1.global_variables_initializer())
-        self.snapshots = Snapshots(tf1.get_default_graph(), most)
+        self.snapshots = Snapshots(most)
 
     def train(self, steps, loss=1.0):
         for _ in range(steps):
@@ -241,7 +241,7 @@ def test_what_is_shared_at_the_start_is_restored_apart():
     start = tf.constant([1.0, 2.0])
     first, second = (tf1.get_variable(name, initializer=start) for name in 'ab')
     train_op = tf.group(first.assign_add([1.0, 1.0]), second.assign_add([5.0, 5.0]))
-    snapshots = Snapshots(tf1.get_default_graph(), 2)
+    snapshots = Snapshots(2)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         session.run(train_op)
@@ -253,7 +253,7 @@ def test_what_is_shared_at_the_start_is_restored_apart():
 
 
 def test_a_variable_that_is_not_initialized_is_left_out():
-    snapshots = Snapshots(tf1.get_default_graph(), 2)
+    snapshots = Snapshots(2)
     there = tf1.get_variable('there', initializer=1.0)  # as a hook makes one when it begins
     tf1.get_variable('missing', initializer=1.0)
     with tf1.Session() as session:

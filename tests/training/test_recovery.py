@@ -58,7 +58,7 @@ def handled_at(step):
 
 
 def recovery_of(restorer):
-    snapshots = Snapshots(tf1.get_default_graph(), 0)
+    snapshots = Snapshots(0)
     return Recovery(restorer, snapshots), snapshots
 
 
@@ -111,7 +111,7 @@ def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
             yield self.first
 
     saver = tf1.train.Saver([tf1.get_variable('w', [])])
-    snapshots = Snapshots(tf1.get_default_graph(), 2)
+    snapshots = Snapshots(2)
     recovery = Recovery(First(saver, LOGDIR), snapshots)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())

@@ -5,8 +5,7 @@ The files:
     checkpoint_files.py   the files of a checkpoint, by their names
     state_file.py         TensorFlow's state file: what it means, and how it is written
     checkpoint_reader.py  which checkpoints are whole and finite
-    finite_saver.py       a Saver that refuses to save a checkpoint that is not finite
-    checked_save.py       its save, read back before it is published, and the spare copy meanwhile
+    finite_saver.py       a Saver that reads a checkpoint back before it publishes it, or refuses
     step_turn.py          turns between the loop's steps and threads that save
     rollback.py           goes back in a live session: to a checkpoint, or before the first step
     snapshots.py          states between checkpoints to go back to, and which of them is trusted

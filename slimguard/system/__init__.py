@@ -9,6 +9,7 @@ The files:
     notebook.py   whether this is IPython or Jupyter; prints advice after a cell
     user_code.py  whether a file is the user's, or a library's
     numbers.py    tells numbers from bools
+    signals.py    SIGTERM and Ctrl-C: who hears of them in a process, and on its ranks
     log.py        the logger that all messages go through
     memory.py     how much memory is free
 """

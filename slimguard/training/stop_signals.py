@@ -1,17 +1,15 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
-Each loop has one `StopSignals`. One `_Listener` for the process hears the signals, and tells the
-training that began last: Python's handler does so in the main thread, once that runs Python; and a
-thread that waits for nobody does so at once.
+Each loop has one `StopSignals`. The process has one `Listener` (system/signals.py), which tells the
+training that began last of each signal: Python's handler does so in the main thread, once that runs
+Python; and a thread that waits for nobody does so at once.
 """
 
 import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-import threading
 import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
@@ -21,10 +19,11 @@ from slimguard.checkpoints.checkpoint_reader import global_step_in
 from slimguard.checkpoints.finite_saver import last_published
 from slimguard.checkpoints.step_turn import in_midst_of_a_step
 from slimguard.compat import tf_private
-from slimguard.gate.building.ranks import SIGNALS, Exchange
+from slimguard.gate.building.ranks import Exchange
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system.log import log
 from slimguard.system.numbers import is_positive
+from slimguard.system.signals import SIGNALS, Listener, is_main_thread
 
 # How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
 # for ever.
@@ -175,13 +174,13 @@ class StopSignals:
         if number is None or saves == min(self._heard.values()):
             return
         step = global_step_in(path)
-        said = '' if step is None else ' (global step %d)' % step
+        which = '' if step is None else ' (global step %d)' % step
         if path.endswith('-last'):  # beside the script's, one of which may have a larger number
-            said += ', newer than those beside it'
-        told = _name_of(number), path, said
-        log().warning(SAVED_BY_SIGNAL, *told)
+            which += ', newer than those beside it'
+        names = _name_of(number), path, which
+        log().warning(SAVED_BY_SIGNAL, *names)
         for note in note_saved:
-            note(SAVED_BY_SIGNAL % told)
+            note(SAVED_BY_SIGNAL % names)
 
     def ends_by(self) -> Optional[int]:
         """The signal by which to end: the sender of SIGTERM may kill the process soon."""
@@ -320,11 +319,6 @@ note_saved: List[Callable[[str], None]] = []
 last_words: List[Callable[[], None]] = []
 
 
-def is_main_thread() -> bool:
-    """Whether the calling thread is the one that gets signals."""
-    return threading.current_thread() is threading.main_thread()
-
-
 def _name_of(number: int) -> str:
     return 'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name
 
@@ -362,158 +356,4 @@ def _is_interactive() -> bool:
     return hasattr(sys, 'ps1') or bool(sys.flags.interactive)
 
 
-# By signal, what Python does by default.
-_DEFAULTS: Dict[int, Any] = {
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGINT: signal.default_int_handler,
-}
-
-
-class _Listener:
-    """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
-
-    The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
-    writes each signal to the wake-up descriptor as it comes. A program that has a wake-up
-    descriptor of its own keeps it; then the thread hears nothing.
-
-    Attributes:
-      trainings: the trainings that get signals, the innermost last.
-    """
-
-    def __init__(self) -> None:
-        self.trainings: List[StopSignals] = []
-        self._thread: Optional[threading.Thread] = None
-
-    def add(self, training: StopSignals) -> None:
-        """Sends a training the signals for which the program has no handler of its own."""
-        if self._thread is None:
-            free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
-            if not free:
-                return
-            self._open(free)
-        self.trainings.append(training)
-
-    def remove(self, training: StopSignals) -> None:
-        """Sends it no more signals; the last that is removed restores the earlier handlers."""
-        # A thread that frees a session cannot put handlers back; the next signal does it.
-        is_last = self.trainings == [training] and is_main_thread()
-        if is_last:
-            self._close()  # from here on all signals so far are known
-        training.tell_saved()
-        self.trainings.remove(training)
-        if is_last:
-            self._put_handlers_back()
-
-    def leave_in_child(self) -> None:
-        """Restores everything in a forked child, which nobody has asked to end."""
-        self.trainings = []
-        self._put_handlers_back()
-        if self._thread is not None:
-            self._thread = None  # it does not run here
-            self._close()
-
-    def _open(self, numbers: List[int]) -> None:
-        self._receiver, self._sender = socket.socketpair()
-        self._sender.setblocking(False)
-        self._thread = threading.Thread(
-            target=self._look_out, name='slimguard-signals', daemon=True
-        )
-        self._thread.start()
-        for number in numbers:
-            signal.signal(number, self._on_signal)
-        _keep_wakeup_fd(signal.set_wakeup_fd(self._sender.fileno()))
-
-    def _close(self) -> None:
-        there = signal.set_wakeup_fd(-1)
-        _keep_wakeup_fd(-1 if there == self._sender.fileno() else there)
-        if self._thread is not None:
-            # Closing the sender would not end the thread while a child holds a copy of it.
-            self._sender.shutdown(socket.SHUT_RDWR)
-            if not sys.is_finalizing():  # then no other thread runs
-                self._thread.join()
-            self._thread = None
-        self._sender.close()
-        self._receiver.close()
-
-    def _put_handlers_back(self) -> None:
-        for number, default in _DEFAULTS.items():
-            if self._handles(number):
-                signal.signal(number, default)
-
-    def _handles(self, number: int) -> bool:
-        return signal.getsignal(number) == self._on_signal
-
-    @with_short_traceback
-    def _on_signal(self, number: int, frame) -> None:
-        if self.trainings:
-            self.trainings[-1].on_signal(number)
-            return
-        # All trainings have ended in another thread, or a handler of the program still calls this
-        # one.
-        if self._thread is not None:
-            self._close()
-        self._put_handlers_back()
-        if number == signal.SIGINT:
-            signal.default_int_handler(number, frame)
-        signal.signal(number, _DEFAULTS[number])
-        _end_by(number)
-
-    def _look_out(self) -> None:
-        """What the thread does."""
-        while True:
-            innermost = self.trainings[-1] if self.trainings else None
-            self._receiver.settimeout(innermost and innermost.seconds_left())
-            try:
-                received = self._receiver.recv(1)
-            except socket.timeout:
-                if innermost is not None:
-                    innermost.end_in_midst_of_step()
-                continue
-            if not received:
-                return
-            if self._handles(received[0]):
-                for told in self.trainings[-1:]:
-                    told.on_wakeup(received[0])
-
-
-def _keep_wakeup_fd(descriptor: int) -> None:
-    """Has Python write signals to the program's own descriptor, unless it has none (-1)."""
-    with contextlib.suppress(OSError, ValueError):  # its owner has closed it
-        if descriptor != -1:
-            signal.set_wakeup_fd(descriptor)
-
-
-_listener = _Listener()
-
-
-# Called by Python around a fork, in the thread that forks; it cannot be unregistered.
-
-_blocked = threading.local()  # as several threads may fork at once
-
-
-def _before_fork() -> None:
-    """Blocks the signals: the child must not get one while it still has the parent's handlers.
-
-    The child would pass it to the parent's thread and ignore it; without us it would have ended.
-    """
-    # Also without handlers: another thread may install them before the process is forked.
-    _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
-
-
-def _after_fork() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.before)
-
-
-def _after_fork_in_child() -> None:
-    try:
-        _listener.leave_in_child()
-    finally:
-        _after_fork()
-
-
-if hasattr(os, 'register_at_fork'):  # elsewhere nothing forks
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork,
-        after_in_child=_after_fork_in_child,
-    )
+_listener = Listener(with_short_traceback, _end_by)

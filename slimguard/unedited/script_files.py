@@ -16,8 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
-from slimguard.checkpoints.checked_save import SavingSession
-from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.checkpoints.finite_saver import FiniteSaver, SavingSession
 from slimguard.checkpoints.step_turn import prepare_turn
 from slimguard.graph.sessions import OWN_WORK, Inside
 from slimguard.system import files

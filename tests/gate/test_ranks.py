@@ -16,7 +16,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import gate as gates
 from slimguard.gate.building import rank_libraries
-from slimguard.gate.building.ranks import SharedSignals
+from slimguard.system.signals import SharedSignals
 
 tf1 = tf.compat.v1
 

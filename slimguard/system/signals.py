@@ -1,0 +1,215 @@
+"""SIGTERM and Ctrl-C as a process gets them: who hears of them, here and on the other ranks.
+
+Listener       hands the signals of this process to what trains in it
+SharedSignals  the signals that the ranks of a training tell each other of
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Set
+
+import numpy as np
+
+# By signal, what Python does by default.
+_DEFAULTS: Dict[int, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+
+
+class Listener:
+    """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
+
+    The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
+    writes each signal to the wake-up descriptor as it comes. A program that has a wake-up
+    descriptor of its own keeps it; then the thread hears nothing.
+
+    A training has `on_signal`, for the handlers; `on_wakeup`, `seconds_left` and
+    `end_in_midst_of_step`, for the thread; and `tell_saved`, for its removal.
+
+    Args:
+      shorten: wraps the handler, which may raise KeyboardInterrupt.
+      end_by: ends the process by a signal.
+
+    Attributes:
+      trainings: the trainings that get signals, the innermost last.
+    """
+
+    def __init__(self, shorten: Callable[[Callable], Callable], end_by: Callable[[int], None]):
+        self.trainings: List[Any] = []
+        self._handler = shorten(self._on_signal)
+        self._end_by = end_by
+        self._thread: Optional[threading.Thread] = None
+        self._blocked = threading.local()  # as several threads may fork at once
+        if hasattr(os, 'register_at_fork'):  # elsewhere nothing forks
+            # Called in the thread that forks; they cannot be unregistered.
+            os.register_at_fork(
+                before=self._before_fork,
+                after_in_parent=self._after_fork,
+                after_in_child=self._after_fork_in_child,
+            )
+
+    def add(self, training: Any) -> None:
+        """Sends a training the signals for which the program has no handler of its own."""
+        if self._thread is None:
+            free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
+            if not free:
+                return
+            self._open(free)
+        self.trainings.append(training)
+
+    def remove(self, training: Any) -> None:
+        """Sends it no more signals; the last that is removed restores the earlier handlers."""
+        # A thread that frees a session cannot put handlers back; the next signal does it.
+        is_last = self.trainings == [training] and is_main_thread()
+        if is_last:
+            self._close()  # from here on all signals so far are known
+        training.tell_saved()
+        self.trainings.remove(training)
+        if is_last:
+            self._put_handlers_back()
+
+    def _open(self, numbers: List[int]) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._thread = threading.Thread(
+            target=self._look_out, name='slimguard-signals', daemon=True
+        )
+        self._thread.start()
+        for number in numbers:
+            signal.signal(number, self._handler)
+        _keep_wakeup_fd(signal.set_wakeup_fd(self._sender.fileno()))
+
+    def _close(self) -> None:
+        there = signal.set_wakeup_fd(-1)
+        _keep_wakeup_fd(-1 if there == self._sender.fileno() else there)
+        if self._thread is not None:
+            # Closing the sender would not end the thread while a child holds a copy of it.
+            self._sender.shutdown(socket.SHUT_RDWR)
+            if not sys.is_finalizing():  # then no other thread runs
+                self._thread.join()
+            self._thread = None
+        self._sender.close()
+        self._receiver.close()
+
+    def _put_handlers_back(self) -> None:
+        for number, default in _DEFAULTS.items():
+            if self._handles(number):
+                signal.signal(number, default)
+
+    def _handles(self, number: int) -> bool:
+        return signal.getsignal(number) == self._handler
+
+    def _on_signal(self, number: int, frame) -> None:
+        if self.trainings:
+            self.trainings[-1].on_signal(number)
+            return
+        # All trainings have ended in another thread, or a handler of the program still calls this
+        # one.
+        if self._thread is not None:
+            self._close()
+        self._put_handlers_back()
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        signal.signal(number, _DEFAULTS[number])
+        self._end_by(number)
+
+    def _look_out(self) -> None:
+        """What the thread does."""
+        while True:
+            innermost = self.trainings[-1] if self.trainings else None
+            self._receiver.settimeout(innermost and innermost.seconds_left())
+            try:
+                received = self._receiver.recv(1)
+            except socket.timeout:
+                if innermost is not None:
+                    innermost.end_in_midst_of_step()
+                continue
+            if not received:
+                return
+            if self._handles(received[0]):
+                for training in self.trainings[-1:]:
+                    training.on_wakeup(received[0])
+
+    # Around a fork.
+
+    def _before_fork(self) -> None:
+        """Blocks the signals: the child must not get one while it has the parent's handlers.
+
+        The child would pass it to the parent's thread and ignore it; without us it would have
+        ended.
+        """
+        # Also without handlers: another thread may install them before the process is forked.
+        self._blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
+
+    def _after_fork(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked.before)
+
+    def _after_fork_in_child(self) -> None:
+        """Restores everything in the child, which nobody has asked to end."""
+        try:
+            self.trainings = []
+            self._put_handlers_back()
+            if self._thread is not None:
+                self._thread = None  # it does not run here
+                self._close()
+        finally:
+            self._after_fork()
+
+
+def _keep_wakeup_fd(descriptor: int) -> None:
+    """Has Python write signals to the program's own descriptor, unless it has none (-1)."""
+    with contextlib.suppress(OSError, ValueError):  # its owner has closed it
+        if descriptor != -1:
+            signal.set_wakeup_fd(descriptor)
+
+
+def is_main_thread() -> bool:
+    """Whether the calling thread is the one that gets signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
+# The signals that end a training, in the order in which ranks send them.
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SharedSignals:
+    """The signals that this process has received and not yet sent to the other ranks.
+
+    Attributes:
+      trainings: their `on_shared_signal` is called with the number of a signal once all ranks know
+        of it: in the middle of a step, in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._heard: Set[int] = set()
+        self.trainings: Any = weakref.WeakSet()
+
+    def hear(self, number: int) -> None:
+        """Sends a signal to all ranks in their next step."""
+        self._heard.add(number)
+
+    def forget(self) -> None:
+        """Sends none: the training that had to end has ended."""
+        self._heard.clear()
+
+    def heard(self) -> np.ndarray:
+        """float32: for each signal that ends a training, 1 if it was received."""
+        return np.array([number in self._heard for number in NUMBERS], np.float32)
+
+    def tell(self, counts: np.ndarray) -> None:
+        """Tells the trainings of this process which signals some rank has received."""
+        for number, count in zip(NUMBERS, counts):
+            if count:
+                self._heard.discard(number)
+                for training in list(self.trainings):
+                    training.on_shared_signal(number)
+
+
+# The signals of this process.
+SIGNALS = SharedSignals()

@@ -21,7 +21,7 @@ from slimguard.checkpoints.step_turn import prepare_turn
 from slimguard.graph.sessions import OWN_WORK, Inside
 from slimguard.system import files
 from slimguard.system.log import log
-from slimguard.training.stop_signals import is_main_thread
+from slimguard.system.signals import is_main_thread
 from slimguard.unedited.ending import Account
 from slimguard.unedited.patches import Patches, kept_already, kept_on
 from slimguard.unedited.script_saves import ScriptSaves

@@ -20,13 +20,13 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
 from slimguard.system.log import log
+from slimguard.system.signals import is_main_thread
 from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedStep
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
-from slimguard.training.stop_signals import is_main_thread
 from slimguard.training.training import Training
 from slimguard.unedited.ending import Account, after_stop
 from slimguard.unedited.script_files import ScriptFiles, folder_of

@@ -258,7 +258,7 @@ class IncidentHandler:
         """Notes the error that ends the handling; raises another where a loop would misread it."""
         if isinstance(error, NanLossError):
             error.logdir = self._journal.logdir
-            opened.update(error)
+            opened.refresh(error)
         if isinstance(error, _ENDS_AS_DECIDED):
             return
         is_failure = not isinstance(error, KeyboardInterrupt)

@@ -104,7 +104,7 @@ class OpenIncident:
             self._versions.append(incident)
             self.incident = incident
 
-    def update(self, error: NanLossError) -> None:
+    def refresh(self, error: NanLossError) -> None:
         """Makes an error that carries a version carry the newest."""
         if self._has(error.incident):
             error.incident = self.incident

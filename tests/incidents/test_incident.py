@@ -73,7 +73,7 @@ def test_what_is_handled_grows_by_new_incidents(tmp_path):
     handled = OpenIncident(first)
     error = NanLossError(first)
     handled.note(action='raise', bundle=str(tmp_path))
-    handled.update(error)
+    handled.refresh(error)
     assert first.action is None
     assert error.incident is handled.incident and 'replay %s' % tmp_path in str(error)
     handled.take(first)  # an old one brings nothing back
@@ -84,7 +84,7 @@ def test_an_error_about_another_incident_stays_as_it_is():
     handled = OpenIncident(incident())
     another = incident(step=7)
     error = NanLossError(another)
-    handled.update(error)
+    handled.refresh(error)
     handled.note(action='raise')
     assert error.incident is another
 

@@ -1,21 +1,24 @@
-"""Which rows of the batch are at fault: those without which the step is good.
+"""Which rows of the batch are at fault.
 
-This module tries rows of finite batches; :func:`ranges.find_non_finite` finds the rows of a batch
-that hold a NaN or Inf themselves.
-
-Where an op's output has a row for each of the batch, its bad rows are tried (:func:`with_rows`). Of
-a number that is too large, the rows that are far larger than the others are tried
-(:func:`outlier`). Another row of the batch takes the place of those that are tried.
+If the batch itself holds NaN or Inf, the rows that hold them are (:func:`find_non_finite`). If it
+is finite, other rows of the batch take the place of some, and those without which the step is good
+are at fault. Where an op's output has a row for each of the batch, its bad rows are tried
+(:func:`with_rows`). Of a number that is too large, the rows that are far larger than the others are
+tried (:func:`outlier`).
 """
 
-from typing import Sequence, Tuple
+import hashlib
+from typing import Dict, Iterator, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.draws import is_from_outside
 from slimguard.diagnosis.measured_step import MeasuredStep
-from slimguard.diagnosis.ranges import measure, numbers
+from slimguard.diagnosis.ranges import NonFinite, measure, numbers
+from slimguard.diagnosis.step import Feed, Step
 
 _MOST_NAMED = 4  # name at most so many rows; of more, only count them
 # A row is far larger than others if it is this many times as large as their median. Most healthy
@@ -32,6 +35,52 @@ def rows_in_words(rows: Sequence[int], of: int) -> str:
     return ', in row%s %s' % ('s' if len(rows) > 1 else '', ', '.join(map(str, rows)))
 
 
+# Of a batch that is not finite.
+
+
+def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
+    """Where `value` is not finite; `most` is how many positions are listed."""
+    value = numbers(value)
+    where = np.argwhere(~np.isfinite(value))
+    if value.dtype.kind == 'c':
+        value = np.abs(value)
+    rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
+    positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
+    return NonFinite(rows, positions, len(where))
+
+
+def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
+    """Digests of the bytes of a batch's bad rows, by index, to recognize a row that comes again.
+
+    A row without two different finite numbers could be of any sample, and is left out.
+
+    Args:
+      value: an array, with a row for each sample.
+      most: how many bad rows are examined.
+    """
+    value, digests = np.asarray(value), {}
+    if value.ndim > 1:
+        for index in find_non_finite(value, most=0).rows[:most]:
+            row = numbers(value[index])
+            if len(np.unique(row[np.isfinite(row)])) > 1:
+                digests[index] = hashlib.sha256(value[index].tobytes()).hexdigest()
+    return digests
+
+
+def bad_shares(value: np.ndarray) -> Tuple[float, float]:
+    """The share of an array's rows that is not finite, and the share of its values.
+
+    An array that a script computes from a bad one has shares that are at least as large.
+    """
+    value = np.asarray(value)
+    found = find_non_finite(value, most=0)
+    rows = len(found.rows) / len(value) if value.ndim and len(value) else 1.0
+    return rows, found.count / max(value.size, 1)
+
+
+# Of a finite batch.
+
+
 def with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
     """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
 
@@ -41,7 +90,7 @@ def with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tup
     found = told.non_finite
     if found is None:
         return told, ''
-    rows, of = found.rows, measured.batch_size or 0
+    rows, of = found.rows, batch_size(measured.step) or 0
     # After an explosion no row is at fault, except where the data alone make it bad.
     is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
     has_rows = told.output is not None and told.output.shape[:1] == (of,) and 0 < len(rows) < of
@@ -58,7 +107,7 @@ def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
     their place.
     """
     step = measured.step
-    for given in step.in_chunks(measured.data()):
+    for given in step.in_chunks(_data(measured)):
         for name, value in zip(map(step.name_of, given), step.fetch(given)):
             sizes = np.zeros([1]) if value is None else _sizes_of_rows(value)
             usual = np.median(sizes)
@@ -76,8 +125,67 @@ def _sizes_of_rows(value: np.ndarray) -> np.ndarray:
 
 def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: int) -> bool:
     """Whether `tensor` is as it should be with others in the place of these rows of the batch."""
-    without, bad = measured.step.fetch_without(tensor, rows, of), measured.range_of(tensor)
+    other = next(row for row in range(of) if row not in rows)
+    feed = with_rows_replaced(measured.step, rows, of, other)
+    (without,), bad = measured.step.fetch([tensor], feed), measured.range_of(tensor)
     if without is None or bad is None:
         return False
     found = measure(without, bad.dtype)
     return found.is_finite and (not bad.is_finite or _MENDED * found.largest < bad.largest)
+
+
+def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
+    """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
+    step = measured.step
+    size = batch_size(step)
+    weighted: Set[tf.Operation] = set()
+    for op in step.ops:
+        needed = (t.op for t in op.inputs if not step.is_fed(t))
+        is_weight = op.type in graphs.VARIABLES and graphs.dtype_of(op).is_floating
+        if is_weight or any(each in weighted for each in needed):
+            weighted.add(op)
+    tensors = [t for t, _ in _drawn(step)]
+    tensors += [t for op in step.ops if op not in weighted for t in op.outputs]
+    for tensor in tensors:
+        found = measured.range_of(tensor)
+        if step.givens_of(tensor) or tensor.op in measured.fixed or found is None:
+            continue
+        if found.is_finite and found.shape[:1] == (size,):
+            yield tensor
+
+
+def _drawn(step: Step) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
+    """The fed tensors that came from outside or by chance, with their values."""
+    for tensor, value in step.feed.items():
+        is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
+        if not is_ours and is_from_outside(step.type_of(tensor.op)):
+            yield tensor, value
+
+
+def batch_size(step: Step) -> Optional[int]:
+    """The first dimension of the batch; None if the step drew only scalars.
+
+    It is that of the bad arrays; else that of most arrays; random ones count least.
+    """
+    sizes: Dict[int, float] = {}
+    for tensor, value in _drawn(step):
+        if np.ndim(value):
+            is_bad = value.dtype.kind not in 'OSUbiu' and not np.isfinite(numbers(value)).all()
+            is_random = 'Random' in step.type_of(tensor.op)
+            weight = 100.0 if is_bad else (0.01 if is_random else 1.0)
+            sizes[len(value)] = sizes.get(len(value), 0.0) + weight
+    return max(sizes, key=lambda size: sizes[size]) if sizes else None
+
+
+def with_rows_replaced(step: Step, rows: Sequence[int], of: int, other: int) -> Feed:
+    """What a step drew, with copies of the row `other` in the place of some of a batch of `of`.
+
+    An array belongs to the batch if its first dimension is the batch's. Many graphs are built for
+    batches of one size, so no row is taken out.
+    """
+    replaced = dict(step.feed)
+    for tensor, value in step.feed.items():
+        if np.ndim(value) and len(value) == of:
+            replaced[tensor] = np.array(value)
+            replaced[tensor][list(rows)] = value[other]
+    return replaced

@@ -25,7 +25,7 @@ and none of them can be fetched: `missing` lists such sources.
 """
 
 import threading
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,11 @@ from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
 from slimguard.gate import Gate
 from slimguard.graph import key, op_of, ops, single_runs
 from slimguard.graph.ops import StagingArea
+
+# Fetched at once. More takes more memory, and less takes more runs, each of which takes a good part
+# of a second in a large graph.
+_CHUNK_BYTES = 192 << 20
+_UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 
 
 class Capture:
@@ -101,6 +106,16 @@ class Capture:
                         values[tensor.name] = np.asarray(value)
                 full = self._full_areas(session)
         return values
+
+    def bytes_to_copy(self) -> int:
+        """About how many bytes the variables have that the step reads before it is decided."""
+        return sum(bytes_of(self.reads[op.name]) for op in self.ops if op.name in self.reads)
+
+    def variables_in(self, session, names: Iterable[str]) -> Iterator[Dict[str, np.ndarray]]:
+        """The values of variables of the step, in parts that fit into memory, by the ops' names."""
+        names_of = {key(self.reads[name]): name for name in names}
+        for chunk in in_chunks([self.reads[name] for name in names_of.values()]):
+            yield single_runs.run_once(session, {names_of[key(read)]: read for read in chunk})
 
     def _full_areas(self, session) -> List['_Area']:
         sizes = single_runs.run_once(session, [area.size for area in self._areas])
@@ -233,3 +248,29 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 def gate_roots(gate: Any) -> List[tf.Operation]:
     """The ops at the end of a gate's step: with all they need, they make up the step."""
     return [op_of(gate.train_op), gate.written.op, gate.bad.op]
+
+
+# Tensors in parts that fit into memory beside a training.
+
+
+def in_chunks(tensors: Iterable[tf.Tensor], rows: int = 1) -> Iterator[List[tf.Tensor]]:
+    """`tensors` in lists of at most `_CHUNK_BYTES`; a larger one is in a list of its own."""
+    chunk: List[tf.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        more = bytes_of(tensor, rows)
+        if chunk and size + more > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(tensor)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
+    """About how many bytes a tensor has; a dimension that is not known counts as `rows`."""
+    if tensor.shape.rank is None:
+        return _UNKNOWN_BYTES
+    sizes = [size or rows for size in tensor.shape.as_list()]
+    return int(np.prod(sizes, dtype=np.float64)) * max(tensor.dtype.base_dtype.size, 1)

@@ -6,10 +6,10 @@
 How it works
 ------------
 :mod:`measured_step` fetches all float tensors of the forward and the backward pass, part by part,
-and notes their ranges. :mod:`first_op` walks back from the values that the gate checks, along
-non-finite tensors, to where these began. The first non-finite tensor of the step need not be the
-cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause into a
-sentence, also that of a bad step whose tensors are all finite.
+and notes their ranges. :func:`where_it_began` walks back from the values that the gate checks,
+along non-finite tensors, to where these began. The first non-finite tensor of the step need not be
+the cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause
+into a sentence, also that of a bad step whose tensors are all finite.
 """
 
 import functools
@@ -20,16 +20,17 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis import explanations, updates
+from slimguard.diagnosis.bad_rows import bad_shares
 from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.causes import COPE_WITH_MINUS_INF
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.exported_step import export
-from slimguard.diagnosis.first_op import where_it_began
 from slimguard.diagnosis.measured_step import MeasuredStep
-from slimguard.diagnosis.ranges import bad_shares, numbers
-from slimguard.diagnosis.step import Step, can_run_live, live_step, variables_in_chunks
-from slimguard.diagnosis.step_copy import StepCopy
+from slimguard.diagnosis.ranges import numbers
+from slimguard.diagnosis.step import Step
 from slimguard.gate import Label
+from slimguard.graph import key
 from slimguard.incidents import policies
 
 
@@ -65,23 +66,19 @@ def diagnose(
 
     Raises:
       tf.errors.OpError: if running the step again fails.
-      slimguard.diagnosis.step_copy.ReplayError: if the step can run only in a graph of its own, and
-        that graph fails.
+      slimguard.diagnosis.step.ReplayError: if no graph can be built of the step.
     """
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
         op.name for op in capture.missing[:5]
     )
     if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
         return glance(capture, values, lost, explosion)
-    if can_run_live(capture, values):
-        found = diagnose_step(live_step(session, capture, values), labels, explosion)
-    else:
-        variables = functools.partial(variables_in_chunks, session, capture)
-        with StepCopy(export(capture), variables) as copy:
-            found = diagnose_step(copy.step(values), labels, explosion)
+    variables = functools.partial(capture.variables_in, session)
+    with Step(export(capture), variables, values) as step:
+        diagnosis = diagnose_step(step, labels, explosion)
     if not capture.missing:
-        return found
-    return found._replace(not_seen=(lost,), kind=found.kind if found.found else '')
+        return diagnosis
+    return diagnosis._replace(not_seen=(lost,), kind=diagnosis.kind if diagnosis.found else '')
 
 
 def glance(
@@ -123,7 +120,7 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
 
 
 def diagnose_step(step: Step, labels: Sequence[Label] = (), explosion: str = '') -> Diagnosis:
-    """Finds what made a `Step` bad, in the training's session or in a copy."""
+    """Finds what made a `Step` bad."""
     measured = MeasuredStep(step, explosion)
     found = _explain(measured, labels).after(explosion)
     return found._replace(ranges=tuple(measured.rows()))
@@ -180,3 +177,74 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
         # TensorFlow itself makes constants of NaN. One that reaches no checked tensor is harmless.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
+
+
+# Where in a step non-finite numbers began.
+#
+# The search walks back from bad tensors, along non-finite ones, to an op with a non-finite output
+# and finite inputs; or to a source, a variable or a constant, which have no inputs.
+#
+# A constant was the same in all good steps. So if the walk ends at a constant, the cause is
+# elsewhere: the condition that selected the constant, if it was computed from a bad tensor; or the
+# op that made a NaN from the constant's Inf, such as a softmax of nothing but a mask.
+
+_PHASES = ('forward', 'backward', 'update')
+
+
+def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """The tensors where the non-finite numbers in `bad` began; the first of the step first."""
+    beginnings = _walk_back(measured, bad, stops=False)
+    if any(_may_be_meant(measured, tensor) for tensor in beginnings):
+        beginnings = _walk_back(measured, bad, stops=True)
+    return sorted(beginnings, key=lambda tensor: _rank(measured, tensor))
+
+
+def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) -> List[tf.Tensor]:
+    """Where the walks back end. With `stops` they also end at an op that makes a NaN of a mask."""
+    beginnings = []
+    seen = set()
+    waiting = list(bad)
+    while waiting:
+        tensor = waiting.pop()
+        if key(tensor) in seen:
+            continue
+        seen.add(key(tensor))
+        before = [t for t in measured.inputs_of(tensor) if measured.is_bad(t)]
+        if before and all(t.op in measured.fixed for t in before):
+            before = measured.chosen_by(tensor) or before
+        if stops and before and _makes_nan_of_mask(measured, tensor, before):
+            before = []
+        waiting.extend(before)
+        if not before:
+            beginnings.append(tensor)
+    return beginnings
+
+
+def _makes_nan_of_mask(
+    measured: MeasuredStep, tensor: tf.Tensor, before: Sequence[tf.Tensor]
+) -> bool:
+    """Whether an op made a NaN of an intended Inf."""
+    ranges = [measured.range_of(t) for t in before]
+    made = measured.range_of(tensor)
+    if made is None or not made.nan or any(r is None or r.nan for r in ranges):
+        return False
+    copes = tensor.op.type in COPE_WITH_MINUS_INF
+    behind = _walk_back(measured, before, stops=False)
+    return all(t.op in measured.fixed or copes and t.op.type == 'Log' for t in behind)
+
+
+def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:
+    return tensor.op in measured.fixed or tensor.op.type == 'Log'
+
+
+def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[Any, ...]:
+    if measured.step.is_fed(tensor):
+        # By the sources' own names: a copy of the step has a placeholder for each.
+        name, _, index = measured.step.name_of(tensor).rpartition(':')
+        # Values from outside come first.
+        is_written = is_written_value(measured.step.type_of(tensor.op))
+        shares = next(bad_shares(v) for t, v in measured.step.feed.items() if key(t) == key(tensor))
+        return (False, -1, int(is_written), *shares, name, int(index))
+    op, index = tensor.op, tensor.value_index
+    phase = _PHASES.index(measured.phase_of(op))
+    return op in measured.fixed, phase, measured.number_of(op), 0.0, 0.0, '', index

@@ -13,12 +13,11 @@ from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 import numpy as np
 
 from slimguard.diagnosis import bundle
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.bad_rows import bad_row_digests
+from slimguard.diagnosis.capture import Capture, bytes_of
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.explanations import with_limit
-from slimguard.diagnosis.ranges import bad_row_digests
-from slimguard.diagnosis.step import bytes_of
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes, is_float
 from slimguard.graph.collectives import collectives_in

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis import causes
-from slimguard.diagnosis.bad_rows import outlier, rows_in_words, with_rows
+from slimguard.diagnosis.bad_rows import find_non_finite, outlier, rows_in_words, with_rows
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
+from slimguard.diagnosis.ranges import NonFinite, Range, measure
 from slimguard.diagnosis.step import Step
 from slimguard.gate import ABOVE_MAX_LOSS
 from slimguard.graph import key

@@ -2,15 +2,14 @@
 
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import gate_roots
 from slimguard.diagnosis.diagnosis import Row
-from slimguard.diagnosis.draws import is_from_outside, is_written_value
-from slimguard.diagnosis.ranges import Range, bad_shares, measure
-from slimguard.diagnosis.step import Step, batch_size
+from slimguard.diagnosis.draws import is_written_value
+from slimguard.diagnosis.ranges import Range, measure
+from slimguard.diagnosis.step import Step
 from slimguard.graph import key
 from slimguard.incidents import advice
 
@@ -68,7 +67,6 @@ class MeasuredStep:
       step, explosion: the same.
       phases: for each op 'forward', 'backward' or 'update'.
       fixed: the ops that are the same in every step.
-      batch_size: the first dimension of what was drawn; None if all are scalars.
     """
 
     def __init__(self, step: Step, explosion: str = ''):
@@ -76,7 +74,6 @@ class MeasuredStep:
         self.explosion = explosion
         self.phases = _phases_of(step)
         self.fixed = _fixed_ops(step)
-        self.batch_size = batch_size((step.type_of(t.op), value) for t, value in self._drawn())
         self._order = {op: number for number, op in enumerate(step.ops)}
         self._ranges: Dict[Tuple[tf.Operation, int], Range] = {}
         self._measure_feed()
@@ -137,30 +134,6 @@ class MeasuredStep:
                 waiting.extend(_taken_by(given.op))
         return found
 
-    def data(self) -> Iterator[tf.Tensor]:
-        """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
-        weighted: Set[tf.Operation] = set()
-        for op in self.step.ops:
-            needed = (t.op for t in op.inputs if not self.step.is_fed(t))
-            is_weight = op.type in graphs.VARIABLES and graphs.dtype_of(op).is_floating
-            if is_weight or any(each in weighted for each in needed):
-                weighted.add(op)
-        tensors = [t for t, _ in self._drawn()]
-        tensors += [t for op in self.step.ops if op not in weighted for t in op.outputs]
-        for tensor in tensors:
-            found = self.range_of(tensor)
-            if self.step.givens_of(tensor) or tensor.op in self.fixed or found is None:
-                continue
-            if found.is_finite and found.shape[:1] == (self.batch_size,):
-                yield tensor
-
-    def _drawn(self) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
-        """The fed tensors that came from outside or by chance, with their values."""
-        for tensor, value in self.step.feed.items():
-            is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
-            if not is_ours and is_from_outside(self.step.type_of(tensor.op)):
-                yield tensor, value
-
     def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The bad float tensors from which non-float inputs, such as a condition, were computed."""
         if self.step.is_fed(tensor):
@@ -177,10 +150,6 @@ class MeasuredStep:
             elif not graphs.is_float(given):
                 waiting.extend(given.op.inputs)
         return found
-
-    def shares_of(self, tensor: tf.Tensor) -> Tuple[float, float]:
-        """The `bad_shares` of a fed tensor."""
-        return bad_shares(next(v for t, v in self.step.feed.items() if key(t) == key(tensor)))
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""

@@ -3,19 +3,18 @@
 import code
 import os
 import shlex
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.diagnosis import bundle as bundles
+from slimguard.diagnosis.bad_rows import batch_size, find_non_finite, with_rows_replaced
 from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.ranges import find_non_finite
-from slimguard.diagnosis.step import batch_size, with_rows_replaced
-from slimguard.diagnosis.step_copy import ReplayError, StepCopy
+from slimguard.diagnosis.step import ReplayError, Step
 from slimguard.gate import Label
 from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts
@@ -114,32 +113,34 @@ def _list(folder: str, without: Optional[int]) -> int:
 
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
-    copied, fewer = (0, {}) if without is None else with_row_replaced(bundle, without)
-    with StepCopy(bundle.exported, bundle.variables) as copy:
+    with Step(bundle.exported, bundle.variables, bundle.values) as step:
+        copied = None if without is None else row_to_copy(step, without)
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         explosion = explosion_in(bundle.history)
-        found = replay(copy, bundle.values, explosion)
-        _say(describe(found, bundle.incident))
-        if without is not None:
-            rest = replay(copy, fewer, explosion)
+        first = replay(step, explosion)
+        _say(describe(first, bundle.incident))
+        if without is not None and copied is not None:
+            whole, size = step.feed, batch_size(step) or 0
+            step.draw(with_rows_replaced(step, [without], size, copied))
+            rest = replay(step, explosion)
             still = filter(None, [_reason_of(rest.labels), rest.diagnosis.in_short])
-            told = 'still bad: ' + '; '.join(still) if rest.came_back else 'clean.'
-            _say(_WITHOUT % (without, copied, told))
+            outcome = 'still bad: ' + '; '.join(still) if rest.came_back else 'clean.'
+            _say(_WITHOUT % (without, copied, outcome))
+            step.draw(whole)
         if shell:
-            _open_shell(copy, bundle, found.diagnosis)
-    return 0 if found.came_back else 1
+            _open_shell(step, bundle, first.diagnosis)
+    return 0 if first.came_back else 1
 
 
-def replay(copy: StepCopy, values: Dict[str, np.ndarray], explosion: str = '') -> Replay:
+def replay(step: Step, explosion: str = '') -> Replay:
     """Runs the step again, gate and all, and searches for what makes it bad.
 
     Args:
-      copy: the step.
-      values: what it drew.
+      step: the step.
       explosion: what the steps before show of an explosion.
     """
-    labels = copy.decide(values)
-    return Replay(labels, diagnose_step(copy.step(values), labels, explosion))
+    labels = step.decide()
+    return Replay(labels, diagnose_step(step, labels, explosion))
 
 
 def describe(found: Replay, incident: Dict[str, Any]) -> str:
@@ -170,17 +171,13 @@ def _reason_of(labels: List[Label], said: str = '') -> str:
     return said if is_limit else gates.explain(labels, limits).reason
 
 
-def with_row_replaced(bundle: Bundle, row: int) -> Tuple[int, Dict[str, np.ndarray]]:
-    """What the step drew, with a copy of another row in place of one row of the batch.
-
-    Returns:
-      The number of the row that was copied, a finite one if possible; and the values.
+def row_to_copy(step: Step, row: int) -> int:
+    """The row of the batch to put in the place of `row`: a finite one, if there is one.
 
     Raises:
       BundleError: if there is no such row, or no other.
     """
-    sources = bundle.exported.names['sources']
-    rows = batch_size((sources[name][1], value) for name, value in bundle.values.items())
+    rows = batch_size(step)
     if rows is None:
         raise BundleError('nothing that the step drew has rows, so none can be left out')
     if not 0 <= row < rows:
@@ -188,26 +185,26 @@ def with_row_replaced(bundle: Bundle, row: int) -> Tuple[int, Dict[str, np.ndarr
     if rows == 1:
         raise BundleError('row 0 is all there is of the batch')
     bad = {row}
-    for value in (v for v in bundle.values.values() if np.ndim(v) and len(v) == rows):
+    for value in (v for v in step.feed.values() if np.ndim(v) and len(v) == rows):
         if value.dtype.kind not in 'OSUbiu':
             bad.update(find_non_finite(value).rows)
     others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
-    return others[0], with_rows_replaced(bundle.values, [row], rows, others[0])
+    return others[0]
 
 
-def _open_shell(copy: StepCopy, bundle: Bundle, diagnosis: Diagnosis) -> None:
-    copy.load()
-    step = copy.step(bundle.values)
+def _open_shell(step: Step, bundle: Bundle, diagnosis: Diagnosis) -> None:
+    step.reload()
+    feed: Dict[Any, Any] = dict(step.feed)
+    feed[step.gate.watched] = True
     names = {
-        'session': copy.session,
-        'graph': copy.graph,
-        'feed': dict(step.feed),
-        'gate': copy.gate,
+        'session': step.session,
+        'graph': step.graph,
+        'feed': feed,
+        'gate': step.gate,
         'values': bundle.values,
         'diagnosis': diagnosis,
         'np': np,
         'tf': tf,
     }
-    names['feed'][copy.gate.watched] = True
-    with copy.graph.as_default(), copy.session.as_default():
+    with step.graph.as_default(), step.session.as_default():
         code.interact(banner=_BANNER, local=names, exitmsg='')

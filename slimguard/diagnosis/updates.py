@@ -52,8 +52,7 @@ def _without_factor(tensor: tf.Tensor) -> tf.Tensor:
 def is_unseen(step: Step, name: str) -> bool:
     """Whether the variable `name` is updated in a loop or a function, where nothing is fetched."""
     kernel = _kernel_of(step, name)
-    original = None if kernel is None else _original_of(step, kernel)
-    return original is None or graphs.loop_around(original) is not None
+    return kernel is None or not _is_clone(step, kernel) or step.flow.is_in_loop(kernel)
 
 
 def is_squared(step: Step, name: str) -> bool:
@@ -73,16 +72,13 @@ def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
         # An op that undoes an update writes the variable too, and is no clone.
         and _original_name(op.name) != op.name
     ]
-    known = [op for op in kernels if _original_of(step, op) is not None]
-    kernels = known or kernels  # a bundle that is replayed has no originals
+    kernels = [op for op in kernels if _is_clone(step, op)] or kernels
     return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)
 
 
-def _original_of(step: Step, clone: tf.Operation) -> Optional[tf.Operation]:
-    try:
-        return step.graph.get_operation_by_name(_original_name(clone.name))
-    except KeyError:
-        return None
+def _is_clone(step: Step, op: tf.Operation) -> bool:
+    """Whether an op of the gate is the clone of an op of the user's graph."""
+    return _original_name(op.name) in step.origins
 
 
 def _original_name(name: str) -> str:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from slimguard import compat
 from slimguard.diagnosis.diagnose import diagnose, glance
 from slimguard.diagnosis.exported_step import export
-from slimguard.diagnosis.step import can_run_live
 from tests.helpers import zoo
+from tests.helpers.gate_models import new_session
 from tests.helpers.models import Batches
 from tests.helpers.zoo import Failed, batches, put, regression, weights
 
@@ -52,13 +52,12 @@ def diagnosis_of(failed):
 
 
 @pytest.mark.full
-def test_a_forward_pass_that_writes_is_run_in_a_copy():
+def test_a_forward_pass_that_writes_is_run_again_and_writes_nothing():
     slim = compat.import_slim()
     normal = slim.batch_norm(
         tf.matmul(batches(put(0.0, 2)), weights()), updates_collections=None, is_training=True
     )
     failed = Failed(tf.reduce_mean(tf.math.log(normal)))  # at fault: log
-    assert not can_run_live(failed.capture, failed.values)
     found = diagnosis_of(failed)
     assert (found.phase, found.op_type) == ('forward', 'Log')
     assert 'at fault: log' in found.line.text
@@ -84,6 +83,19 @@ def test_each_run_of_the_copy_begins_with_the_same_variables():
     found = diagnosis_of(Failed(regression(tf.matmul(logs, weights()))))
     assert found.non_finite.positions == [((2, 1), -np.inf)]
     assert found.output.inf == 1
+
+
+@pytest.mark.full
+def test_a_step_of_several_devices_runs_again_where_some_of_them_are_missing(monkeypatch):
+    anywhere = new_session(allow_soft_placement=True)
+    monkeypatch.setattr(zoo, 'new_session', lambda: anywhere)
+    with tf.device('/job:localhost/task:0/device:GPU:0'):
+        logs = tf.math.log(batches(put(0.0, 2, 1)))
+    with tf.device('/device:CPU:1'):
+        failed = Failed(tf.reduce_mean(tf.matmul(logs, weights())))
+    placed = {node.device for node in export(failed.capture).graph_def.node if node.op == 'Log'}
+    assert placed == {'/device:GPU:0'}
+    assert diagnosis_of(failed).op_type == 'Log'
 
 
 def test_an_op_that_waits_for_the_batch_draws_no_other():

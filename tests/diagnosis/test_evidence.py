@@ -75,7 +75,6 @@ def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, m
     batches = Batches(bad=[1])
     step = tf1.train.get_or_create_global_step()
     count = tf1.get_variable('count', initializer=0.0, trainable=False)
-    # A forward pass that writes is diagnosed in a copy of the graph.
     with tf.control_dependencies([count.assign_add(1.0)]):
         x = tf.identity(batches.x)
     loss = tf.reduce_mean(tf.square(tf.matmul(x, tf1.get_variable('w', [3, 1]))))

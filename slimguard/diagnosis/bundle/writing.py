@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from slimguard.diagnosis.bundle import arrays, folders, reading
 from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import Capture, bytes_of
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.exported_step import ExportedStep, export
-from slimguard.diagnosis.step import bytes_of, variables_in_chunks
 from slimguard.incidents.history import History
 from slimguard.system import files
 
@@ -64,7 +63,7 @@ def write(
         with _create(os.path.join(path, GRAPH)) as file:
             file.write(exported.graph_def.SerializeToString())
         with _create(os.path.join(path, STATE)) as file:
-            chunks = variables_in_chunks(session, capture, list(exported.names['variables']))
+            chunks = capture.variables_in(session, list(exported.names['variables']))
             arrays.save(file, (pair for chunk in chunks for pair in chunk.items()))
         with _create(os.path.join(path, DRAWN)) as file:
             dtypes = arrays.save(file, values.items())

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.snapshots import IS_RUINED
-from slimguard.diagnosis.evidence import Evidence, Found
+from slimguard.diagnosis.evidence import BadStep, Evidence, Examination
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
@@ -43,7 +43,7 @@ class OpenIncident:
         self.policy: Optional[Policy] = None
         self.acting = 'on_nan'
         self.has_failed = False
-        self.found = Found()
+        self.found = Examination()
         self.remarks = self.spent = self.again = ''
         self._versions = [reading.incident]
         self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
@@ -75,7 +75,11 @@ class OpenIncident:
         """The diagnosis in one line; None if it is not known."""
         return None if self.found.diagnosis is None else self.found.diagnosis.in_short
 
-    def note_found(self, found: Found) -> None:
+    def bad_step(self, session) -> BadStep:
+        """The step, for its examination."""
+        return BadStep(session, self.incident, self.reading.labels, self.reading.history)
+
+    def note_found(self, found: Examination) -> None:
         """Notes what an examination has found."""
         self.found = found
         told = None if found.diagnosis is None else str(found.diagnosis)
@@ -90,7 +94,7 @@ class OpenIncident:
         for log, args in self._to_log:
             log(*args)
         self.reading = Reading(self.incident)
-        self.found = Found()
+        self.found = Examination()
         self._versions, self._to_log = [self.incident], []
 
     def _has(self, incident: Incident) -> bool:
@@ -114,15 +118,13 @@ def examine(
       ends: whether the training ends with this incident, whatever is found.
     """
     if by is not None:
-        labels, history = opened.reading.labels, opened.reading.history
-        opened.note_found(by.examine(session, opened.incident, labels, decides, ends, history))
+        opened.note_found(by.examine(opened.bad_step(session), decides, ends))
 
 
 def keep(by: Optional[Evidence], session, opened: OpenIncident, ends: bool) -> None:
     """Writes the bundle; searches all of the step first if the training `ends` with it."""
     if by is not None:
-        labels, history = opened.reading.labels, opened.reading.history
-        opened.note_found(by.keep(session, opened.incident, labels, opened.found, ends, history))
+        opened.note_found(by.keep(opened.bad_step(session), opened.found, ends))
         opened.note_reason(opened.found.why_not)
 
 

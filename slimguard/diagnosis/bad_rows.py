@@ -73,31 +73,34 @@ def bad_shares(value: np.ndarray) -> Tuple[float, float]:
     An array that a script computes from a bad one has shares that are at least as large.
     """
     value = np.asarray(value)
-    found = find_non_finite(value, most=0)
-    rows = len(found.rows) / len(value) if value.ndim and len(value) else 1.0
-    return rows, found.count / max(value.size, 1)
+    bad = find_non_finite(value, most=0)
+    rows = len(bad.rows) / len(value) if value.ndim and len(value) else 1.0
+    return rows, bad.count / max(value.size, 1)
 
 
 # Of a finite batch.
 
 
-def with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
+def with_rows(
+    measured: MeasuredStep, diagnosis: Diagnosis, tensor: tf.Tensor
+) -> Tuple[Diagnosis, str]:
     """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
 
     The rows of `tensor` are rows of the batch if it turns finite once other rows replace them. If
     it does not, the diagnosis names no rows.
     """
-    found = told.non_finite
-    if found is None:
-        return told, ''
-    rows, of = found.rows, batch_size(measured.step) or 0
+    bad = diagnosis.non_finite
+    if bad is None:
+        return diagnosis, ''
+    rows, of = bad.rows, batch_size(measured.step) or 0
     # After an explosion no row is at fault, except where the data alone make it bad.
     is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
-    has_rows = told.output is not None and told.output.shape[:1] == (of,) and 0 < len(rows) < of
+    output = diagnosis.output
+    has_rows = output is not None and output.shape[:1] == (of,) and 0 < len(rows) < of
     if has_rows and not (is_weighted and measured.has_exploded):
         if _mends(measured, tensor, rows, of):
-            return told, rows_in_words(rows, of)
-    return told._replace(non_finite=found._replace(rows=[])), ''
+            return diagnosis, rows_in_words(rows, of)
+    return diagnosis._replace(non_finite=bad._replace(rows=[])), ''
 
 
 def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
@@ -113,9 +116,9 @@ def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
             usual = np.median(sizes)
             far = np.flatnonzero(sizes > _FAR * usual).tolist() if usual else []
             if far and _mends(measured, tensor, far, len(sizes)):
-                told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
+                words = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
                 rows, others = rows_in_words(far, len(sizes)), np.delete(sizes, far).max()
-                return told % (name, sizes.max(), rows, others)
+                return words % (name, sizes.max(), rows, others)
     return ''
 
 
@@ -130,8 +133,8 @@ def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: i
     (without,), bad = measured.step.fetch([tensor], feed), measured.range_of(tensor)
     if without is None or bad is None:
         return False
-    found = measure(without, bad.dtype)
-    return found.is_finite and (not bad.is_finite or _MENDED * found.largest < bad.largest)
+    mended = measure(without, bad.dtype)
+    return mended.is_finite and (not bad.is_finite or _MENDED * mended.largest < bad.largest)
 
 
 def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
@@ -147,10 +150,10 @@ def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
     tensors = [t for t, _ in _drawn(step)]
     tensors += [t for op in step.ops if op not in weighted for t in op.outputs]
     for tensor in tensors:
-        found = measured.range_of(tensor)
-        if step.givens_of(tensor) or tensor.op in measured.fixed or found is None:
+        its_range = measured.range_of(tensor)
+        if step.givens_of(tensor) or tensor.op in measured.fixed or its_range is None:
             continue
-        if found.is_finite and found.shape[:1] == (size,):
+        if its_range.is_finite and its_range.shape[:1] == (size,):
             yield tensor
 
 

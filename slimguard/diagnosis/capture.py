@@ -140,7 +140,7 @@ class Capture:
         for op in self.ops:
             for variable in writes.variables(op):
                 written.setdefault(variable, []).extend(v.tensor for v in graphs.values_of(op))
-        drawn, found = set(self.draws), {}
+        drawn, givens = set(self.draws), {}
         for source in self.sources:
             op = source.op
             if op not in drawn:
@@ -151,8 +151,8 @@ class Capture:
                 given = written.get(variable, given) if variable is not None else given
             given = [t for t in given if self._is_kept(t)]
             if given:
-                found[source.name] = given
-        return found
+                givens[source.name] = given
+        return givens
 
     def _is_kept(self, tensor: tf.Tensor) -> bool:
         """Whether `tensor` can be computed again, since all its sources are kept."""

@@ -19,11 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import explanations, updates
+from slimguard.diagnosis import explanations
 from slimguard.diagnosis.bad_rows import bad_shares
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.causes import COPE_WITH_MINUS_INF
-from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.diagnosis import Diagnosis, Phase
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.exported_step import export
 from slimguard.diagnosis.measured_step import MeasuredStep
@@ -33,18 +33,12 @@ from slimguard.gate import Label
 from slimguard.graph import key
 from slimguard.incidents import policies
 
-
-def _explain_written(measured: MeasuredStep, name: str) -> Diagnosis:
-    squared = updates.is_squared(measured.step, name) and explanations.explain_square(measured)
-    return squared or updates.explain_update(measured, name)
-
-
 # By the kind of the gate's label, explains a step whose tensors are all finite; most telling first.
 _BY_KIND = (
-    ('limit', explanations.explain_limit),
-    ('norm', explanations.explain_norm),
-    ('state', _explain_written),
-    ('written', _explain_written),
+    (Label.LIMIT, explanations.explain_limit),
+    (Label.NORM, explanations.explain_norm),
+    (Label.STATE, explanations.explain_written),
+    (Label.WRITTEN, explanations.explain_written),
 )
 
 
@@ -78,7 +72,7 @@ def diagnose(
         diagnosis = diagnose_step(step, labels, explosion)
     if not capture.missing:
         return diagnosis
-    return diagnosis._replace(not_seen=(lost,), kind=diagnosis.kind if diagnosis.found else '')
+    return diagnosis._replace(not_seen=(lost,), kind=diagnosis.kind if diagnosis.is_known else '')
 
 
 def glance(
@@ -95,10 +89,12 @@ def glance(
     bad = bad_sources(capture, values)
     if bad:
         is_computed = bad[0].name in capture.givens
-        found = explanations.explain_sources(bad, values[bad[0].name], is_computed)
+        diagnosis = explanations.explain_sources(bad, values[bad[0].name], is_computed)
     else:
-        found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
-    return found._replace(not_seen=(why,)).after(explosion)
+        diagnosis = Diagnosis(
+            Phase.UNKNOWN, 'all that the step drew is finite, and nothing was run again'
+        )
+    return diagnosis._replace(not_seen=(why,)).after(explosion)
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
@@ -122,51 +118,53 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
 def diagnose_step(step: Step, labels: Sequence[Label] = (), explosion: str = '') -> Diagnosis:
     """Finds what made a `Step` bad."""
     measured = MeasuredStep(step, explosion)
-    found = _explain(measured, labels).after(explosion)
-    return found._replace(ranges=tuple(measured.rows()))
+    diagnosis = _explain(measured, labels).after(explosion)
+    return diagnosis._replace(ranges=tuple(measured.rows()))
 
 
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     kinds = {label.kind for label in labels}
-    bad = _bad_tensors(measured, not kinds.isdisjoint({'value', 'late'}))
+    bad = _bad_tensors(measured, not kinds.isdisjoint({Label.VALUE, Label.LATE}))
     if not bad and _is_written_unseen(measured.step, labels):
         drawn = [t for t in measured.step.feed if not t.name.startswith(graphs.OURS)]
         bad = list(filter(measured.is_bad, drawn))
     if bad:
-        found = explanations.explain_non_finite(measured, where_it_began(measured, bad))
-        return _of_optimizer(found, labels)
+        diagnosis = explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        return _of_optimizer(diagnosis, labels)
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     # Finite with the same weights and the same batch: rounding decides. An older state is no help.
-    kind = policies.BATCH if 'value' in kinds and not measured.has_exploded else ''
-    return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
+    kind = policies.BATCH if Label.VALUE in kinds and not measured.has_exploded else ''
+    return Diagnosis(Phase.UNKNOWN, 'run again with what it drew, the step is finite', kind=kind)
 
 
-def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
+def _of_optimizer(diagnosis: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     """Names the optimizer's scalar that is bad, unless batch or weights made it bad."""
-    names = [label.name for label in labels if label.kind == 'value']
+    names = [label.name for label in labels if label.kind == Label.VALUE]
     others = ('gradient of ', 'update of ', 'loss ')
     scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
     if not scalars:
-        return found
-    kind, is_alone = found.kind, len(scalars) == len(names)
-    if is_alone and found.phase == 'input' and not found.bad_rows and found.output is not None:
+        return diagnosis
+    kind, is_alone = diagnosis.kind, len(scalars) == len(names)
+    is_given = diagnosis.phase == Phase.INPUT and not diagnosis.bad_rows
+    if is_alone and is_given and diagnosis.output is not None:
         # Fed, or returned by Python. It is no data, and the next one may be finite.
-        what = 'NaN' if found.output.nan else 'Inf'
-        found, kind = found._replace(phase='update', trouble='it was given as ' + what), ''
-    elif is_alone and found.phase == 'variable':  # which the script sets
+        trouble = 'it was given as ' + ('NaN' if diagnosis.output.nan else 'Inf')
+        diagnosis, kind = diagnosis._replace(phase=Phase.UPDATE, trouble=trouble), ''
+    elif is_alone and diagnosis.phase == Phase.VARIABLE:  # which the script sets
         kind = policies.COMES_AGAIN
     elif kind != policies.COMES_AGAIN and (kind or not is_alone):
-        return found
-    trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
-    return found._replace(trouble=trouble, kind=kind)
+        return diagnosis
+    scalar = scalars[0].partition(' of ')[0]
+    trouble = 'the %s itself is not finite: %s' % (scalar, diagnosis.trouble)
+    return diagnosis._replace(trouble=trouble, kind=kind)
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
     """Whether the variable that turned non-finite is updated inside a loop or function."""
-    written = [label.name for label in labels if label.kind in ('state', 'written')]
-    return bool(written) and updates.is_unseen(step, written[0])
+    written = [label.name for label in labels if label.kind in (Label.STATE, Label.WRITTEN)]
+    return bool(written) and explanations.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:
@@ -188,7 +186,7 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
 # elsewhere: the condition that selected the constant, if it was computed from a bad tensor; or the
 # op that made a NaN from the constant's Inf, such as a softmax of nothing but a mask.
 
-_PHASES = ('forward', 'backward', 'update')
+_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
 
 
 def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:

@@ -338,7 +338,7 @@ def is_within(seconds: float, capture: Capture, rows: int) -> bool:
 
 def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
     """Whether other ranks found the step bad, and this one found nothing of its own."""
-    ranks = [label.name for label in labels if label.kind == 'rank']
+    ranks = [label.name for label in labels if label.kind == Label.RANK]
     return bool(ranks) and name_of(gate.ranks.rank) not in ranks
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import gate_roots
-from slimguard.diagnosis.diagnosis import Row
+from slimguard.diagnosis.diagnosis import Phase, Row
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.ranges import Range, measure
 from slimguard.diagnosis.step import Step
@@ -65,7 +65,7 @@ class MeasuredStep:
 
     Attributes:
       step, explosion: the same.
-      phases: for each op 'forward', 'backward' or 'update'.
+      phases: for each op `Phase.FORWARD`, `BACKWARD` or `UPDATE`.
       fixed: the ops that are the same in every step.
     """
 
@@ -107,11 +107,11 @@ class MeasuredStep:
 
     def is_bad(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is known not to be finite."""
-        found = self.range_of(tensor)
-        return found is not None and not found.is_finite
+        its_range = self.range_of(tensor)
+        return its_range is not None and not its_range.is_finite
 
     def phase_of(self, op: tf.Operation) -> str:
-        return self.phases.get(op, 'forward')
+        return self.phases.get(op, Phase.FORWARD)
 
     def number_of(self, op: tf.Operation) -> int:
         """The position of an op in the order of the step."""
@@ -119,7 +119,7 @@ class MeasuredStep:
 
     def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The inputs of a tensor's op; in place of an input that was not measured, its inputs."""
-        found = []
+        inputs = []
         seen = set()
         is_fed = self.step.is_fed(tensor)
         waiting = self.step.givens_of(tensor) if is_fed else _taken_by(tensor.op)
@@ -129,16 +129,16 @@ class MeasuredStep:
                 continue
             seen.add(key(given))
             if self._is_end(given):
-                found.append(given)
+                inputs.append(given)
             elif given.op.type not in graphs.VARIABLES:
                 waiting.extend(_taken_by(given.op))
-        return found
+        return inputs
 
     def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The bad float tensors from which non-float inputs, such as a condition, were computed."""
         if self.step.is_fed(tensor):
             return []
-        found, seen = [], set()
+        bad, seen = [], set()
         waiting = [t for t in tensor.op.inputs if not graphs.is_float(t)]
         while waiting:
             given = waiting.pop()
@@ -146,10 +146,10 @@ class MeasuredStep:
                 continue
             seen.add(key(given))
             if self.is_bad(given):
-                found.append(given)
+                bad.append(given)
             elif not graphs.is_float(given):
                 waiting.extend(given.op.inputs)
-        return found
+        return bad
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
@@ -163,7 +163,7 @@ class MeasuredStep:
         return MadeOf(
             draws=draws,
             floats=bool(floats),
-            slots=any(self.phases.get(each) == 'update' for each in floats)
+            slots=any(self.phases.get(each) == Phase.UPDATE for each in floats)
             or any(is_written_value(step.type_of(t.op)) for t in fed),
             is_own=variables <= self._written and not draws,
         )
@@ -179,7 +179,7 @@ class MeasuredStep:
 
     def is_trained(self, read: tf.Operation, variable: tf.Operation) -> bool:
         """Whether a variable read is a weight: not a counter, a moving average, or a data set."""
-        return variable in self._written and self.phase_of(read) == 'forward'
+        return variable in self._written and self.phase_of(read) == Phase.FORWARD
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]
@@ -190,7 +190,7 @@ class MeasuredStep:
         for tensor in step.feed:
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
             if not is_ours and self.range_of(tensor) is not None:
-                yield self._row(tensor, 'input')
+                yield self._row(tensor, Phase.INPUT)
         for op in step.ops:
             if op.type in SAME_NUMBERS or op in self.fixed:
                 continue
@@ -212,9 +212,9 @@ class MeasuredStep:
         """Gives the ops that pass numbers on the range of their input."""
         for op in self.step.ops:
             if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
-                found = self.range_of(op.inputs[0])
-                if found is not None and graphs.is_float(op.outputs[0]):
-                    self._ranges[op, 0] = found
+                its_range = self.range_of(op.inputs[0])
+                if its_range is not None and graphs.is_float(op.outputs[0]):
+                    self._ranges[op, 0] = its_range
 
     def _to_fetch(self, op) -> List[tf.Tensor]:
         if op.type in ('Switch', 'RefSwitch'):
@@ -277,13 +277,13 @@ def _phases_of(step: Step) -> Dict[tf.Operation, str]:
     phases: Dict[tf.Operation, str] = {}
     for op in step.ops:
         if op in forward:
-            phases[op] = 'forward'
+            phases[op] = Phase.FORWARD
         elif step.origins(op.name).forward is not None or any(
-            phases.get(t.op) == 'backward' for t in op.inputs
+            phases.get(t.op) == Phase.BACKWARD for t in op.inputs
         ):
-            phases[op] = 'backward'
+            phases[op] = Phase.BACKWARD
         else:
-            phases[op] = 'update' if loss is not None else 'forward'
+            phases[op] = Phase.UPDATE if loss is not None else Phase.FORWARD
     return phases
 
 

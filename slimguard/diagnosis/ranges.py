@@ -50,7 +50,7 @@ class Range(NamedTuple):
             parts.append(ends[0] if ends[0] == ends[1] else 'from %s to %s' % ends)
         if not size:
             parts.append('empty')
-        parts += [said.replace(' ', ' of %d ' % size) for said in self.bad]
+        parts += [count.replace(' ', ' of %d ' % size) for count in self.bad]
         return ', '.join(parts)
 
 

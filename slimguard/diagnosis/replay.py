@@ -80,8 +80,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
 
 
 def _complain(path: files.Path, what: str) -> None:
-    said = texts.cut(what, _MOST_SHOWN)
-    terminal.complain('cannot replay %s: %s' % (os.fsdecode(path), said))
+    terminal.complain('cannot replay %s: %s' % (os.fsdecode(path), texts.cut(what, _MOST_SHOWN)))
 
 
 def _say(text: str) -> None:
@@ -97,17 +96,17 @@ def _is_bundle(folder: str) -> bool:
 
 
 def _list(folder: str, without: Optional[int]) -> int:
-    found = bundles.paths(folder)
-    if not found:
+    paths = bundles.paths(folder)
+    if not paths:
         raise BundleError(
             'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
             '(%s)' % os.path.join(bundles.folder(folder), 'incident-...')
         )
-    _say('\n'.join(found))
+    _say('\n'.join(paths))
     option = '' if without is None else '--without %d ' % without
     terminal.complain(
         '%s is a log directory with the bundles above, the newest last. Choose one: '
-        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(found[0]))
+        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(paths[0]))
     )
     return 2
 
@@ -143,32 +142,34 @@ def replay(step: Step, explosion: str = '') -> Replay:
     return Replay(labels, diagnose_step(step, labels, explosion))
 
 
-def describe(found: Replay, incident: Dict[str, Any]) -> str:
+def describe(result: Replay, incident: Dict[str, Any]) -> str:
     """The result of a replay, in a few lines.
 
     Args:
-      found: the result.
+      result: the result.
       incident: the fields of the step's `Incident`.
     """
-    if not found.came_back:
+    if not result.came_back:
         lines = ['The failure did not come back: run again, the step is finite.']
-        lines.extend(found.diagnosis.not_seen)
+        lines.extend(result.diagnosis.not_seen)
         return '\n'.join(lines)
-    reason = _reason_of(found.labels, str(incident.get('reason')))
-    return 'The failure came back: %s\n%s' % (reason, found.diagnosis)
+    reason = _reason_of(result.labels, str(incident.get('reason')))
+    return 'The failure came back: %s\n%s' % (reason, result.diagnosis)
 
 
-def _reason_of(labels: List[Label], said: str = '') -> str:
+def _reason_of(labels: List[Label], recorded: str = '') -> str:
     """The reason why a step is bad, in words.
 
     Args:
       labels: what was bad.
-      said: that of the `Incident`, if the step drew the same. Only the incident tells where a limit
-        came from: a multiple of a median, or `max_loss`.
+      recorded: that of the `Incident`, if the step drew the same. Only the incident tells where a
+        limit came from: a multiple of a median, or `max_loss`.
     """
-    limits = {x.kind: 'above its limit: ' + x.name for x in labels if x.kind in ('limit', 'norm')}
-    is_limit = said and 'not finite' not in said and len(limits) == len(labels)
-    return said if is_limit else gates.explain(labels, limits).reason
+    limits = {
+        x.kind: 'above its limit: ' + x.name for x in labels if x.kind in (Label.LIMIT, Label.NORM)
+    }
+    is_limit = recorded and 'not finite' not in recorded and len(limits) == len(labels)
+    return recorded if is_limit else gates.explain(labels, limits).reason
 
 
 def row_to_copy(step: Step, row: int) -> int:

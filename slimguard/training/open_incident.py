@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.snapshots import IS_RUINED
+from slimguard.diagnosis.diagnosis import Phase
 from slimguard.diagnosis.evidence import BadStep, Evidence, Examination
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
@@ -135,16 +136,16 @@ def advice_on(opened: OpenIncident, policies: FallbackChain) -> Optional[str]:
             return None
     skips, goes_back = policies.may(Skip), policies.may(Rollback)
     diagnosis, kind = opened.found.diagnosis, opened.found.kind
-    phase = 'unknown' if diagnosis is None else diagnosis.phase
+    phase = Phase.UNKNOWN if diagnosis is None else diagnosis.phase
     if diagnosis is not None and diagnosis.bad_rows is not None:
         return advice.for_bad_data(diagnosis.bad_rows, opened.incident.bundle, skips)
     if kind == COMES_AGAIN:
         return None  # a log line said that nothing here changes it
     if kind == BATCH:
         return advice.for_a_bad_batch(skips)
-    if opened.incident.state_lost or phase == 'variable':
+    if opened.incident.state_lost or phase == Phase.VARIABLE:
         return advice.for_lost_state(goes_back)
-    if kind == EXPLOSION or phase == 'unknown' or _asks_for_advice(opened.incident):
+    if kind == EXPLOSION or phase == Phase.UNKNOWN or _asks_for_advice(opened.incident):
         return advice.for_an_explosion(policies.learning_rate, opened.incident.reason)
     return None
 
@@ -159,7 +160,7 @@ def _asks_for_advice(incident: Incident) -> bool:
 # variable.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The labels of what was not finite before the step.
-_LOST = ('before', 'state')
+_LOST = (gates.Label.BEFORE, gates.Label.STATE)
 
 
 def look_again(session, reading: Reading) -> Reading:

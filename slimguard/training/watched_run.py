@@ -21,6 +21,10 @@ from slimguard.training.step_history import StepHistory
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 
 
+# The kinds of labels of a step whose values are all finite.
+_OUT_OF_BOUNDS = (gates.Label.LIMIT, gates.Label.NORM, gates.Label.RANK)
+
+
 class Reading(NamedTuple):
     """An incident, and the values that showed it.
 
@@ -46,7 +50,7 @@ class Reading(NamedTuple):
     @property
     def is_finite(self) -> bool:
         """Whether the gate found no NaN or Inf: values were out of bounds only."""
-        return all(label.kind in ('limit', 'norm', 'rank') for label in self.labels)
+        return all(label.kind in _OUT_OF_BOUNDS for label in self.labels)
 
     def on(self, worker: str) -> 'Reading':
         """The same, with the name of the process it happened in."""

@@ -216,7 +216,7 @@ def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
     before = drawn.drawn
     found = diagnosis_of(failed)
     assert drawn.drawn == before == 4
-    assert not found.found
+    assert not found.is_known
     assert 'not kept, for it was drawn inside a loop: while/PyFunc' in str(found)
 
 

@@ -194,4 +194,4 @@ def test_a_place_that_cannot_be_listed_still_gives_a_diagnosis(tmp_path, monkeyp
 
     monkeypatch.setattr(bundle, 'paths', fail)
     (found,) = train(str(tmp_path), bad=[1])
-    assert found.diagnosis.found and found.bundle is not None
+    assert found.diagnosis.is_known and found.bundle is not None

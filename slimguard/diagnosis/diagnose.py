@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.diagnosis import explanations
 from slimguard.diagnosis.bad_rows import bad_shares
 from slimguard.diagnosis.capture import Capture
@@ -68,7 +69,8 @@ def diagnose(
     if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
         return glance(capture, values, lost, explosion)
     variables = functools.partial(capture.variables_in, session)
-    with Step(export(capture), variables, values) as step:
+    gpu_options = tf_private.gpu_options_of(session)
+    with Step(export(capture), variables, values, gpu_options) as step:
         diagnosis = diagnose_step(step, labels, explosion)
     if not capture.missing:
         return diagnosis

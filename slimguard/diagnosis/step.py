@@ -60,6 +60,7 @@ class Step:
       variables: called with names of variable ops; yields dictionaries with the values that they
         had before the step. It is asked only for those that a run reads.
       values: what the step drew, by the sources' names in the user's graph.
+      gpu_options: those of the training's session, if it runs in this process.
 
     Attributes:
       graph, session: its own.
@@ -81,6 +82,7 @@ class Step:
         exported: ExportedStep,
         variables: Callable[[List[str]], Iterable[Values]],
         values: Values,
+        gpu_options: Optional[tf1.GPUOptions] = None,
     ):
         self._names = names = exported.names
         self.graph = tf.Graph()
@@ -91,7 +93,7 @@ class Step:
                 self.gate = _find_gate(self.graph, names)
             except (KeyError, ValueError, TypeError) as error:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
-        config = tf1.ConfigProto(allow_soft_placement=True)
+        config = tf1.ConfigProto(allow_soft_placement=True, gpu_options=gpu_options)
         # There are few runs: Grappler would take longer to rewrite the graph than they take.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf1.Session(graph=self.graph, config=config)

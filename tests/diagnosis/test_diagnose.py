@@ -98,6 +98,23 @@ def test_a_step_of_several_devices_runs_again_where_some_of_them_are_missing(mon
     assert diagnosis_of(failed).op_type == 'Log'
 
 
+@pytest.mark.full
+def test_it_runs_on_the_gpus_that_the_training_may_use(monkeypatch):
+    options = tf1.GPUOptions(visible_device_list='1')
+    training = new_session(gpu_options=options)
+    monkeypatch.setattr(zoo, 'new_session', lambda: training)
+    configs, begin = [], tf1.Session.__init__
+
+    def begin_and_note(self, *args, **kwargs):
+        configs.append(kwargs['config'])
+        begin(self, *args, **kwargs)
+
+    failed = zoo.failed('log_of_zero')
+    monkeypatch.setattr(tf1.Session, '__init__', begin_and_note)
+    diagnosis_of(failed)
+    assert [config.gpu_options for config in configs] == [options]
+
+
 def test_an_op_that_waits_for_the_batch_draws_no_other():
     drawn = Batches(bad=[1])
     with tf.control_dependencies([drawn.x]):

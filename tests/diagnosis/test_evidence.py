@@ -181,7 +181,7 @@ def test_what_goes_wrong_here_is_logged_once_and_counted_and_does_not_hide_the_i
             for _ in range(4):
                 session.run(found.train_op)
         asked.close()
-    assert all(each.bundle is None and each.diagnosis.found for each in hook.found)
+    assert all(each.bundle is None and each.diagnosis.is_known for each in hook.found)
     first, last = lines
     assert first.startswith('the bundle could not be written: ')
     assert last == 'the bundle could not be written: 3 more not shown'

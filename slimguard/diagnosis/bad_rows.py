@@ -128,8 +128,7 @@ def _sizes_of_rows(value: np.ndarray) -> np.ndarray:
 
 def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: int) -> bool:
     """Whether `tensor` is as it should be with others in the place of these rows of the batch."""
-    other = next(row for row in range(of) if row not in rows)
-    feed = with_rows_replaced(measured.step, rows, of, other)
+    _, feed = without_rows(measured.step, rows, of)
     (without,), bad = measured.step.fetch([tensor], feed), measured.range_of(tensor)
     if without is None or bad is None:
         return False
@@ -180,15 +179,22 @@ def batch_size(step: Step) -> Optional[int]:
     return max(sizes, key=lambda size: sizes[size]) if sizes else None
 
 
-def with_rows_replaced(step: Step, rows: Sequence[int], of: int, other: int) -> Feed:
-    """What a step drew, with copies of the row `other` in the place of some of a batch of `of`.
+def without_rows(step: Step, rows: Sequence[int], of: int) -> Tuple[int, Feed]:
+    """What the step draws, with copies of another row in the place of some of a batch of `of`.
 
     An array belongs to the batch if its first dimension is the batch's. Many graphs are built for
     batches of one size, so no row is taken out.
+
+    Returns:
+      The number of the row that is copied, a finite one if there is one; and the values to feed.
     """
-    replaced = dict(step.feed)
-    for tensor, value in step.feed.items():
-        if np.ndim(value) and len(value) == of:
-            replaced[tensor] = np.array(value)
-            replaced[tensor][list(rows)] = value[other]
-    return replaced
+    arrays = {t: value for t, value in step.feed.items() if np.ndim(value) and len(value) == of}
+    floats = [value for value in arrays.values() if value.dtype.kind not in 'OSUbiu']
+    bad = {row for value in floats for row in find_non_finite(value, most=0).rows}
+    others = [row for row in range(of) if row not in rows]
+    copied = next((row for row in others if row not in bad), others[0])
+    feed = dict(step.feed)
+    for tensor, value in arrays.items():
+        feed[tensor] = np.array(value)
+        feed[tensor][list(rows)] = value[copied]
+    return copied, feed

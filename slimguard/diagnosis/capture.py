@@ -25,7 +25,7 @@ and none of them can be fetched: `missing` lists such sources.
 """
 
 import threading
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,9 +33,11 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
-from slimguard.gate import Gate
+from slimguard.gate import Gate, Label
 from slimguard.graph import key, op_of, ops, single_runs
 from slimguard.graph.ops import StagingArea
+from slimguard.incidents.history import History
+from slimguard.incidents.incident import Incident
 
 # Fetched at once. More takes more memory, and less takes more runs, each of which takes a good part
 # of a second in a large graph.
@@ -198,6 +200,28 @@ class Capture:
         for tensor in self.sources:
             groups.setdefault(graphs.flow_around(tensor.op), []).append(tensor)
         return list(groups.values())
+
+
+class BadStep(NamedTuple):
+    """A step that was bad: what its diagnosis and its bundle are made of.
+
+    Attributes:
+      session: the session of the training, with the variables as the step left them.
+      capture: the `Capture` of the train op.
+      values: what the step drew, as `capture.take` returned it.
+      labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
+      incident: the `Incident`; a bundle needs it.
+      history: the last steps, the bad one included; None if they are not known.
+      explosion: what they show of an explosion, as `explosion_in` says it.
+    """
+
+    session: Any
+    capture: Capture
+    values: Dict[str, np.ndarray]
+    labels: Sequence[Label] = ()
+    incident: Optional[Incident] = None
+    history: Optional[History] = None
+    explosion: str = ''
 
 
 class _Area:

@@ -1,6 +1,6 @@
 """Finds the op that made a step bad, by running the step again with what it drew.
 
-    diagnosis = diagnose(session, capture, capture.take(session), labels)
+    diagnosis = diagnose(BadStep(session, capture, capture.take(session), labels))
     print(diagnosis)         # a few lines
 
 How it works
@@ -22,7 +22,7 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.diagnosis import explanations
 from slimguard.diagnosis.bad_rows import bad_shares
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import BadStep, Capture
 from slimguard.diagnosis.causes import COPE_WITH_MINUS_INF
 from slimguard.diagnosis.diagnosis import Diagnosis, Phase
 from slimguard.diagnosis.draws import is_written_value
@@ -43,51 +43,36 @@ _BY_KIND = (
 )
 
 
-def diagnose(
-    session,
-    capture: Capture,
-    values: Dict[str, np.ndarray],
-    labels: Sequence[Label] = (),
-    explosion: str = '',
-) -> Diagnosis:
+def diagnose(bad_step: BadStep) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
-
-    Args:
-      session: the session of the training, with the variables as the bad step left them.
-      capture: the `Capture` of the train op.
-      values: what the step drew, as `capture.take` returned it.
-      labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
-      explosion: what the steps before show of an explosion, as `explosion_in` says it.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
       slimguard.diagnosis.step.ReplayError: if no graph can be built of the step.
     """
+    capture = bad_step.capture
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
         op.name for op in capture.missing[:5]
     )
     if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
-        return glance(capture, values, lost, explosion)
-    variables = functools.partial(capture.variables_in, session)
-    gpu_options = tf_private.gpu_options_of(session)
-    with Step(export(capture), variables, values, gpu_options) as step:
-        diagnosis = diagnose_step(step, labels, explosion)
+        return glance(bad_step, lost)
+    variables = functools.partial(capture.variables_in, bad_step.session)
+    gpu_options = tf_private.gpu_options_of(bad_step.session)
+    with Step(export(capture), variables, bad_step.values, gpu_options) as step:
+        diagnosis = diagnose_step(step, bad_step.labels, bad_step.explosion)
     if not capture.missing:
         return diagnosis
     return diagnosis._replace(not_seen=(lost,), kind=diagnosis.kind if diagnosis.is_known else '')
 
 
-def glance(
-    capture: Capture, values: Dict[str, np.ndarray], why: str, explosion: str = ''
-) -> Diagnosis:
+def glance(bad_step: BadStep, why: str) -> Diagnosis:
     """Checks, without running anything again, whether the values that the step drew were bad.
 
     Args:
-      capture: the `Capture` of the train op.
-      values: what the step drew.
+      bad_step: the step.
       why: the sentence that says why there was no search.
-      explosion: as for `diagnose`.
     """
+    capture, values = bad_step.capture, bad_step.values
     bad = bad_sources(capture, values)
     if bad:
         is_computed = bad[0].name in capture.givens
@@ -96,7 +81,7 @@ def glance(
         diagnosis = Diagnosis(
             Phase.UNKNOWN, 'all that the step drew is finite, and nothing was run again'
         )
-    return diagnosis._replace(not_seen=(why,)).after(explosion)
+    return diagnosis._replace(not_seen=(why,)).after(bad_step.explosion)
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
@@ -117,7 +102,7 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
     return sorted(bad, key=rank)
 
 
-def diagnose_step(step: Step, labels: Sequence[Label] = (), explosion: str = '') -> Diagnosis:
+def diagnose_step(step: Step, labels: Sequence[Label], explosion: str) -> Diagnosis:
     """Finds what made a `Step` bad."""
     measured = MeasuredStep(step, explosion)
     diagnosis = _explain(measured, labels).after(explosion)

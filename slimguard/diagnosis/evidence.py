@@ -8,13 +8,13 @@ a count of the others.
 
 import collections
 import math
-from typing import Any, Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.bad_rows import bad_row_digests
-from slimguard.diagnosis.capture import Capture, bytes_of
+from slimguard.diagnosis.capture import BadStep, Capture, bytes_of
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.explanations import with_limit
@@ -45,34 +45,13 @@ _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
 
 
-class BadStep(NamedTuple):
-    """A bad step that just ran.
-
-    Attributes:
-      session: the session, with the variables as the step left them.
-      incident: the `Incident`.
-      labels: the labels of what the gate found to be bad.
-      history: the last steps, this one included; None if they are not known.
-    """
-
-    session: Any
-    incident: Incident
-    labels: Sequence[Label]
-    history: Optional[History] = None
-
-    @property
-    def explosion(self) -> str:
-        """What the steps before show of an explosion; '' if nothing."""
-        return '' if self.history is None else explosion_in(self.history.to_dict())
-
-
 class Examination(NamedTuple):
     """What the examination of a bad step has found so far.
 
     Attributes:
+      bad_step: the step; None if what it drew was not kept.
       diagnosis: what made the step bad; None if it was not examined.
       bundle: the path of its bundle, or None.
-      values: what the step drew, by the Tensors' names; None if that was not kept.
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether a bundle is to be written.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
@@ -81,9 +60,9 @@ class Examination(NamedTuple):
       why_not: what to add to the reason if the step was not examined; else ''.
     """
 
+    bad_step: Optional[BadStep] = None
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
-    values: Optional[Dict[str, np.ndarray]] = None
     is_searched: bool = False
     is_wanted: bool = False
     drew_finite: bool = False
@@ -145,7 +124,6 @@ class Evidence:
 
     Attributes:
       capture: the `Capture`.
-      fetch: an Operation to fetch in every step, beside the train op.
     """
 
     def __init__(
@@ -157,7 +135,6 @@ class Evidence:
     ):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
-        self.fetch = self.capture.fetch
         # Ranks that share their gradients must decide alike, but only one may have the bad batch.
         # So this rank's findings decide nothing.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
@@ -173,9 +150,15 @@ class Evidence:
             self._logdir = files.as_path(logdir)
 
     def examine(
-        self, bad_step: BadStep, decides: bool = False, is_last: bool = False
+        self,
+        session,
+        incident: Incident,
+        labels: Sequence[Label],
+        decides: bool = False,
+        is_last: bool = False,
+        history: Optional[History] = None,
     ) -> Examination:
-        """Diagnoses a bad step.
+        """Diagnoses the bad step that just ran.
 
         A step that only other ranks found bad is not examined here: the cause is on those ranks,
         and the reason names them.
@@ -184,32 +167,33 @@ class Evidence:
         would take longer, only the values that the step drew are examined.
 
         Args:
-          bad_step: the step.
+          session, incident, labels: as in `BadStep`.
           decides: whether the policy depends on the diagnosis. Then the step is always examined.
             Otherwise incidents are examined until there are `max_bundles` bundles; after that, the
             first incident of each kind, for at most `max_bundles` kinds. Of any other incident only
             the drawn values are examined.
           is_last: whether the training ends with this incident; the search may then take its time.
+          history: as in `BadStep`.
         """
         with OWN_WORK:
             try:
-                values = self.capture.take(bad_step.session)
+                values = self.capture.take(session)
                 fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
                 # The run bypassed the hooks, or fed a computed tensor, so its sources did not run.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Examination()
-                reason = bad_step.incident.reason
-                is_wanted = is_last or self._kinds.is_wanted(reason, self._logdir)
+                explosion = '' if history is None else explosion_in(history.to_dict())
+                is_wanted = is_last or self._kinds.is_wanted(incident.reason, self._logdir)
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Examination()
-            if _is_elsewhere(self.capture.gate, bad_step.labels):
+            if _is_elsewhere(self.capture.gate, labels):
                 return Examination()
             bad = bad_sources(self.capture, values)
             name = bad[0].name if bad else ''
             rows = bad_row_digests(values[name]) if bad else {}
             examination = Examination(
-                values=values,
+                BadStep(session, self.capture, values, labels, incident, history, explosion),
                 is_wanted=is_wanted,
                 drew_finite=not bad and not self._is_shared,
                 row_digests={'row %d of %s' % (row, name): name + rows[row] for row in rows},
@@ -218,54 +202,46 @@ class Evidence:
             if not (is_searched or bad):
                 return examination._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = SECONDS if is_searched else 0.0
-            return self._diagnose(bad_step, examination, math.inf if is_last else seconds)
+            return self._diagnose(examination, math.inf if is_last else seconds)
 
     def keep(
-        self, bad_step: BadStep, examination: Examination, is_last: bool = True
+        self, examination: Examination, incident: Incident, is_last: bool = True
     ) -> Examination:
         """Writes the bundle of an examined bad step, once the policy has decided.
 
         Args:
-          bad_step: the step.
           examination: what `examine` returned.
+          incident: the `Incident` as it is known by now.
           is_last: whether the training ends with this incident. Then the step is searched, however
             long that takes, and its bundle is written in any case.
         """
-        values = examination.values
-        if values is None:
+        if examination.bad_step is None:
             return examination
+        bad_step = examination.bad_step._replace(incident=incident)
+        examination = examination._replace(bad_step=bad_step)
         with OWN_WORK:
             if is_last and not examination.is_searched:
-                examination = self._diagnose(bad_step, examination, math.inf)
+                examination = self._diagnose(examination, math.inf)
             if self._logdir is None or not (is_last or examination.is_wanted):
                 return examination
+            diagnosis, most = examination.diagnosis, self._max_bundles
             try:
-                written = bundle.write(
-                    self._logdir,
-                    bad_step.session,
-                    self.capture,
-                    bad_step.incident,
-                    values,
-                    examination.diagnosis,
-                    self._max_bundles,
-                    history=bad_step.history,
-                )
+                path = bundle.write(self._logdir, bad_step, diagnosis, most)
             except Exception as error:
                 self._say('the bundle could not be written', error)
                 return examination
-            return examination._replace(bundle=written)
+            return examination._replace(bundle=path)
 
-    def _diagnose(self, bad_step: BadStep, examination: Examination, seconds: float) -> Examination:
+    def _diagnose(self, examination: Examination, seconds: float) -> Examination:
         """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
-        values = examination.values or {}
+        bad_step = examination.bad_step
+        assert bad_step is not None and bad_step.incident is not None
         try:
-            explosion = bad_step.explosion
-            why_not = self._why_no_search(values, seconds, examination.is_wanted)
+            why_not = self._why_no_search(bad_step.values, seconds, examination.is_wanted)
             if why_not:
-                diagnosis = glance(self.capture, values, _NO_SEARCH + why_not, explosion)
+                diagnosis = glance(bad_step, _NO_SEARCH + why_not)
             else:
-                session, labels = bad_step.session, bad_step.labels
-                diagnosis = diagnose(session, self.capture, values, labels, explosion)
+                diagnosis = diagnose(bad_step)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
             return examination._replace(is_searched=True)  # it would fail again

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.diagnosis import bundle as bundles
-from slimguard.diagnosis.bad_rows import batch_size, find_non_finite, with_rows_replaced
+from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
@@ -113,14 +113,15 @@ def _list(folder: str, without: Optional[int]) -> int:
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     with Step(bundle.exported, bundle.variables, bundle.values) as step:
-        copied = None if without is None else row_to_copy(step, without)
+        size = None if without is None else _size_of_batch_with(step, without)
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         explosion = explosion_in(bundle.history)
         first = replay(step, explosion)
         _say(describe(first, bundle.incident))
-        if without is not None and copied is not None:
-            whole, size = step.feed, batch_size(step) or 0
-            step.draw(with_rows_replaced(step, [without], size, copied))
+        if without is not None and size is not None:
+            whole = step.feed
+            copied, fewer = without_rows(step, [without], size)
+            step.draw(fewer)
             rest = replay(step, explosion)
             still = filter(None, [_reason_of(rest.labels), rest.diagnosis.in_short])
             outcome = 'still bad: ' + '; '.join(still) if rest.came_back else 'clean.'
@@ -172,25 +173,20 @@ def _reason_of(labels: List[Label], recorded: str = '') -> str:
     return recorded if is_limit else gates.explain(labels, limits).reason
 
 
-def row_to_copy(step: Step, row: int) -> int:
-    """The row of the batch to put in the place of `row`: a finite one, if there is one.
+def _size_of_batch_with(step: Step, row: int) -> int:
+    """The size of the batch, of which one row is to be replaced.
 
     Raises:
       BundleError: if there is no such row, or no other.
     """
-    rows = batch_size(step)
-    if rows is None:
+    size = batch_size(step)
+    if size is None:
         raise BundleError('nothing that the step drew has rows, so none can be left out')
-    if not 0 <= row < rows:
-        raise BundleError('there is no row %d; the batch has rows 0 to %d' % (row, rows - 1))
-    if rows == 1:
+    if not 0 <= row < size:
+        raise BundleError('there is no row %d; the batch has rows 0 to %d' % (row, size - 1))
+    if size == 1:
         raise BundleError('row 0 is all there is of the batch')
-    bad = {row}
-    for value in (v for v in step.feed.values() if np.ndim(v) and len(v) == rows):
-        if value.dtype.kind not in 'OSUbiu':
-            bad.update(find_non_finite(value).rows)
-    others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
-    return others[0]
+    return size
 
 
 def _open_shell(step: Step, bundle: Bundle, diagnosis: Diagnosis) -> None:

@@ -11,7 +11,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.snapshots import IS_RUINED
 from slimguard.diagnosis.diagnosis import Phase
-from slimguard.diagnosis.evidence import BadStep, Evidence, Examination
+from slimguard.diagnosis.evidence import Evidence, Examination
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
@@ -76,10 +76,6 @@ class OpenIncident:
         """The diagnosis in one line; None if it is not known."""
         return None if self.found.diagnosis is None else self.found.diagnosis.in_short
 
-    def bad_step(self, session) -> BadStep:
-        """The step, for its examination."""
-        return BadStep(session, self.incident, self.reading.labels, self.reading.history)
-
     def note_found(self, found: Examination) -> None:
         """Notes what an examination has found."""
         self.found = found
@@ -119,13 +115,14 @@ def examine(
       ends: whether the training ends with this incident, whatever is found.
     """
     if by is not None:
-        opened.note_found(by.examine(opened.bad_step(session), decides, ends))
+        incident, labels, history = opened.incident, opened.reading.labels, opened.reading.history
+        opened.note_found(by.examine(session, incident, labels, decides, ends, history))
 
 
 def keep(by: Optional[Evidence], session, opened: OpenIncident, ends: bool) -> None:
     """Writes the bundle; searches all of the step first if the training `ends` with it."""
     if by is not None:
-        opened.note_found(by.keep(opened.bad_step(session), opened.found, ends))
+        opened.note_found(by.keep(opened.found, opened.incident, ends))
         opened.note_reason(opened.found.why_not)
 
 

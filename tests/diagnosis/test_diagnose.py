@@ -34,7 +34,7 @@ def test_the_diagnosis_names_the_op_the_line_and_the_reason(name):
     expected = zoo.ZOO[name]
     failed = zoo.failed(name)
     before = failed.state()
-    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    found = diagnose(failed.bad_step)
     assert failed.state() == before
     assert expected.says in found.trouble
     assert found.phase == expected.phase
@@ -46,7 +46,7 @@ def test_the_diagnosis_names_the_op_the_line_and_the_reason(name):
 
 def diagnosis_of(failed):
     before = failed.state()
-    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    found = diagnose(failed.bad_step)
     assert failed.state() == before
     return found
 
@@ -149,7 +149,7 @@ def test_all_of_a_batch_that_is_bad_is_named(search):
     if search:
         found = diagnosis_of(failed)
     else:
-        found = glance(failed.capture, failed.values, 'no time')
+        found = glance(failed.bad_step, 'no time')
     assert found.tensor == y.name
     assert found.trouble.endswith('in rows 0, 1, 2, 3; not finite as well: %s' % weight.name)
 
@@ -362,7 +362,7 @@ def test_a_moving_average_that_the_step_reads_again_is_no_input(search, is_bad_d
     if search:
         found = diagnosis_of(failed)
     else:
-        found = glance(failed.capture, failed.values, 'no time')
+        found = glance(failed.bad_step, 'no time')
     if is_bad_data:
         assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'zz:0', [5, 6])
         assert 'not finite as well' not in found.trouble

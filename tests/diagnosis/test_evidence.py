@@ -10,7 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle, exported_step, replay
-from slimguard.diagnosis.evidence import BadStep, Evidence
+from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Batches, Linear, LogLines, records_in
 
@@ -26,7 +26,7 @@ class Watch(tf1.train.SessionRunHook):
         self.found = []
 
     def before_run(self, run_context):
-        fetches = [self._gate.written, self._gate.bad, self._evidence.fetch]
+        fetches = [self._gate.written, self._gate.bad, self._evidence.capture.fetch]
         return tf1.train.SessionRunArgs(fetches, {self._gate.watched: True})
 
     def after_run(self, run_context, run_values):
@@ -36,9 +36,9 @@ class Watch(tf1.train.SessionRunHook):
             finding = gate.explain(labels)
             reason = next(self._reasons, finding.reason)
             incident = Incident(len(self.found), None, reason, finding.tensors, 'hook', time.time())
-            bad_step = BadStep(run_context.session, incident, labels)
-            examination = self._evidence.examine(bad_step, is_last=self._is_last)
-            kept = self._evidence.keep(bad_step, examination, self._is_last)
+            session = run_context.session
+            examined = self._evidence.examine(session, incident, labels, is_last=self._is_last)
+            kept = self._evidence.keep(examined, incident, self._is_last)
             self.found.append(kept)
 
 

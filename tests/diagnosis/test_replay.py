@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
-from slimguard.diagnosis.bad_rows import batch_size, with_rows_replaced
+from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.step import Step
 from tests.helpers import zoo
@@ -127,8 +127,7 @@ def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
 def test_what_goes_with_the_batch_is_replaced_with_the_row(bundles):
     it = bundle.read(bundles['dropout_decides'])
     with Step(it.exported, it.variables, it.values) as step:
-        copied = replay.row_to_copy(step, 0)
-        replaced = with_rows_replaced(step, [0], batch_size(step), copied)
+        copied, replaced = without_rows(step, [0], batch_size(step))
         batch = [tensor for tensor, value in step.feed.items() if value.ndim]
         assert len(batch) == 2  # the batch, and the mask of its dropout
         for tensor in batch:

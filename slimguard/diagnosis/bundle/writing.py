@@ -17,10 +17,9 @@ import tensorflow as tf
 
 from slimguard.diagnosis.bundle import arrays, reading
 from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError
-from slimguard.diagnosis.capture import Capture, bytes_of
+from slimguard.diagnosis.capture import BadStep, Capture, bytes_of
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.exported_step import ExportedStep, export
-from slimguard.incidents.history import History
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 
@@ -31,13 +30,9 @@ _made: Set[str] = set()
 
 def write(
     logdir: files.Path,
-    session,
-    capture: Capture,
-    incident,
-    values: Dict[str, np.ndarray],
+    bad_step: BadStep,
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
-    history: Optional[History] = None,
 ) -> str:
     """Writes a bundle, and removes those beyond `max_bundles`, as `_remove_beyond` says.
 
@@ -46,13 +41,9 @@ def write(
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
-      session: the session, with the variables as they were before the bad step.
-      capture: the `Capture` of the train op.
-      incident: the `Incident`.
-      values: what the step drew, as `capture.take` returned it.
+      bad_step: the step, with its incident.
       diagnosis: the `Diagnosis`, if there is one.
       max_bundles: how many bundles there may be in `logdir`; at least 1.
-      history: the last steps, the bad one included, if they are known.
 
     Returns:
       The path of the bundle.
@@ -61,8 +52,10 @@ def write(
       OSError, tf.errors.OpError: if it cannot be written.
       BundleError: if it would be larger than a bundle may be.
     """
+    capture, incident, history = bad_step.capture, bad_step.incident, bad_step.history
+    assert incident is not None
     exported = export(capture)
-    size = _size(capture, exported, values)
+    size = _size(capture, exported, bad_step.values)
     if size > reading.MOST_BYTES:
         limit = files.megabytes(reading.MOST_BYTES)
         raise BundleError('it would have %s, and the most is %s' % (files.megabytes(size), limit))
@@ -74,10 +67,10 @@ def write(
         with _create(os.path.join(path, GRAPH)) as file:
             file.write(exported.graph_def.SerializeToString())
         with _create(os.path.join(path, STATE)) as file:
-            chunks = capture.variables_in(session, list(exported.names['variables']))
+            chunks = capture.variables_in(bad_step.session, list(exported.names['variables']))
             arrays.save(file, (pair for chunk in chunks for pair in chunk.items()))
         with _create(os.path.join(path, DRAWN)) as file:
-            dtypes = arrays.save(file, values.items())
+            dtypes = arrays.save(file, bad_step.values.items())
         content = {
             'version': reading.VERSION,
             'time': incident.time,  # near the beginning: readers of the time stop there

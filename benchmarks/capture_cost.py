@@ -22,7 +22,7 @@ from measure import interleave, table
 
 import slimguard
 from slimguard import compat, gate
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import BadStep, Capture
 from slimguard.diagnosis.diagnose import diagnose
 
 tf1 = tf.compat.v1
@@ -95,7 +95,7 @@ class Training:
 
     def _explain(self, labels):
         values = self.capture.take(self.session)
-        return diagnose(self.session, self.capture, values, labels)
+        return diagnose(BadStep(self.session, self.capture, values, labels))
 
     def _fail(self, batch):
         feed = {self.images: batch, self.gate.watched: True}

@@ -79,6 +79,15 @@ def is_closed(session: tf1.Session) -> bool:
     return session._closed
 
 
+def gpu_options_of(session: tf1.Session) -> Optional[tf1.GPUOptions]:
+    """The GPU options of a session's `BaseSession._config`; None if it has no config.
+
+    TensorFlow 1.15 refuses a second session whose `visible_device_list` is another.
+    """
+    config = getattr(session, '_config', None)
+    return None if config is None else config.gpu_options
+
+
 def op_that_was_differentiated(op: tf.Operation) -> Optional[tf.Operation]:
     """For an op that `tf.gradients` made, the op of the forward pass; None for any other.
 

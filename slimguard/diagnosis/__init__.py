@@ -4,14 +4,11 @@ The files:
 
     capture.py        keeps what a bad step drew
     draws.py          which ops draw something from outside, or by chance
-    step.py           a step that can be run again, in the training's session or in a copy
     exported_step.py  a step as plain data, taken out of its graph
-    step_copy.py      a step in a graph of its own, built of that data
-    diagnose.py       finds the op that made the step bad: measures, searches, explains
+    step.py           such a step, run again in a graph of its own
     measured_step.py  the ranges of the tensors of a step
-    first_op.py       which op was the first to make a non-finite number
+    diagnose.py       finds the op that was the first to make a non-finite number
     explanations.py   explains a step, for each way in which it can be bad
-    updates.py        explains an update that turns non-finite although its inputs are finite
     causes.py         a table: what ops require of their inputs, and what a violation is called
     bad_rows.py       which rows of the batch are at fault
     diagnosis.py      Diagnosis: the result, in a few lines and as data

@@ -1,21 +1,24 @@
-"""Which rows of the batch are at fault: those without which the step is good.
+"""Which rows of the batch are at fault.
 
-This module tries rows of finite batches; :func:`ranges.find_non_finite` finds the rows of a batch
-that hold a NaN or Inf themselves.
-
-Where an op's output has a row for each of the batch, its bad rows are tried (:func:`with_rows`). Of
-a number that is too large, the rows that are far larger than the others are tried
-(:func:`outlier`). Another row of the batch takes the place of those that are tried.
+If the batch itself holds NaN or Inf, the rows that hold them are (:func:`find_non_finite`). If it
+is finite, other rows of the batch take the place of some, and those without which the step is good
+are at fault. Where an op's output has a row for each of the batch, its bad rows are tried
+(:func:`with_rows`). Of a number that is too large, the rows that are far larger than the others are
+tried (:func:`outlier`).
 """
 
-from typing import Sequence, Tuple
+import hashlib
+from typing import Dict, Iterator, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.draws import is_from_outside
 from slimguard.diagnosis.measured_step import MeasuredStep
-from slimguard.diagnosis.ranges import measure, numbers
+from slimguard.diagnosis.ranges import NonFinite, measure, numbers
+from slimguard.diagnosis.step import Feed, Step
 
 _MOST_NAMED = 4  # name at most so many rows; of more, only count them
 # A row is far larger than others if it is this many times as large as their median. Most healthy
@@ -32,23 +35,72 @@ def rows_in_words(rows: Sequence[int], of: int) -> str:
     return ', in row%s %s' % ('s' if len(rows) > 1 else '', ', '.join(map(str, rows)))
 
 
-def with_rows(measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor) -> Tuple[Diagnosis, str]:
+# Of a batch that is not finite.
+
+
+def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
+    """Where `value` is not finite; `most` is how many positions are listed."""
+    value = numbers(value)
+    where = np.argwhere(~np.isfinite(value))
+    if value.dtype.kind == 'c':
+        value = np.abs(value)
+    rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
+    positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
+    return NonFinite(rows, positions, len(where))
+
+
+def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
+    """Digests of the bytes of a batch's bad rows, by index, to recognize a row that comes again.
+
+    A row without two different finite numbers could be of any sample, and is left out.
+
+    Args:
+      value: an array, with a row for each sample.
+      most: how many bad rows are examined.
+    """
+    value, digests = np.asarray(value), {}
+    if value.ndim > 1:
+        for index in find_non_finite(value, most=0).rows[:most]:
+            row = numbers(value[index])
+            if len(np.unique(row[np.isfinite(row)])) > 1:
+                digests[index] = hashlib.sha256(value[index].tobytes()).hexdigest()
+    return digests
+
+
+def bad_shares(value: np.ndarray) -> Tuple[float, float]:
+    """The share of an array's rows that is not finite, and the share of its values.
+
+    An array that a script computes from a bad one has shares that are at least as large.
+    """
+    value = np.asarray(value)
+    bad = find_non_finite(value, most=0)
+    rows = len(bad.rows) / len(value) if value.ndim and len(value) else 1.0
+    return rows, bad.count / max(value.size, 1)
+
+
+# Of a finite batch.
+
+
+def with_rows(
+    measured: MeasuredStep, diagnosis: Diagnosis, tensor: tf.Tensor
+) -> Tuple[Diagnosis, str]:
     """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
 
     The rows of `tensor` are rows of the batch if it turns finite once other rows replace them. If
     it does not, the diagnosis names no rows.
     """
-    found = told.non_finite
-    if found is None:
-        return told, ''
-    rows, of = found.rows, measured.batch_size or 0
+    bad = diagnosis.non_finite
+    if bad is None:
+        return diagnosis, ''
+    rows, of = bad.rows, batch_size(measured.step) or 0
     # After an explosion no row is at fault, except where the data alone make it bad.
     is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
-    has_rows = told.output is not None and told.output.shape[:1] == (of,) and 0 < len(rows) < of
+    output = diagnosis.output
+    has_rows = output is not None and output.shape[:1] == (of,) and 0 < len(rows) < of
     if has_rows and not (is_weighted and measured.has_exploded):
         if _mends(measured, tensor, rows, of):
-            return told, rows_in_words(rows, of)
-    return told._replace(non_finite=found._replace(rows=[])), ''
+            return diagnosis, rows_in_words(rows, of)
+    return diagnosis._replace(non_finite=bad._replace(rows=[])), ''
 
 
 def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
@@ -58,15 +110,15 @@ def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
     their place.
     """
     step = measured.step
-    for given in step.in_chunks(measured.data()):
+    for given in step.in_chunks(_data(measured)):
         for name, value in zip(map(step.name_of, given), step.fetch(given)):
             sizes = np.zeros([1]) if value is None else _sizes_of_rows(value)
             usual = np.median(sizes)
             far = np.flatnonzero(sizes > _FAR * usual).tolist() if usual else []
             if far and _mends(measured, tensor, far, len(sizes)):
-                told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
+                words = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
                 rows, others = rows_in_words(far, len(sizes)), np.delete(sizes, far).max()
-                return told % (name, sizes.max(), rows, others)
+                return words % (name, sizes.max(), rows, others)
     return ''
 
 
@@ -76,8 +128,73 @@ def _sizes_of_rows(value: np.ndarray) -> np.ndarray:
 
 def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: int) -> bool:
     """Whether `tensor` is as it should be with others in the place of these rows of the batch."""
-    without, bad = measured.step.fetch_without(tensor, rows, of), measured.range_of(tensor)
+    _, feed = without_rows(measured.step, rows, of)
+    (without,), bad = measured.step.fetch([tensor], feed), measured.range_of(tensor)
     if without is None or bad is None:
         return False
-    found = measure(without, bad.dtype)
-    return found.is_finite and (not bad.is_finite or _MENDED * found.largest < bad.largest)
+    mended = measure(without, bad.dtype)
+    return mended.is_finite and (not bad.is_finite or _MENDED * mended.largest < bad.largest)
+
+
+def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
+    """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
+    step = measured.step
+    size = batch_size(step)
+    weighted: Set[tf.Operation] = set()
+    for op in step.ops:
+        needed = (t.op for t in op.inputs if not step.is_fed(t))
+        is_weight = op.type in graphs.VARIABLES and graphs.dtype_of(op).is_floating
+        if is_weight or any(each in weighted for each in needed):
+            weighted.add(op)
+    tensors = [t for t, _ in _drawn(step)]
+    tensors += [t for op in step.ops if op not in weighted for t in op.outputs]
+    for tensor in tensors:
+        its_range = measured.range_of(tensor)
+        if step.givens_of(tensor) or tensor.op in measured.fixed or its_range is None:
+            continue
+        if its_range.is_finite and its_range.shape[:1] == (size,):
+            yield tensor
+
+
+def _drawn(step: Step) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
+    """The fed tensors that came from outside or by chance, with their values."""
+    for tensor, value in step.feed.items():
+        is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
+        if not is_ours and is_from_outside(step.type_of(tensor.op)):
+            yield tensor, value
+
+
+def batch_size(step: Step) -> Optional[int]:
+    """The first dimension of the batch; None if the step drew only scalars.
+
+    It is that of the bad arrays; else that of most arrays; random ones count least.
+    """
+    sizes: Dict[int, float] = {}
+    for tensor, value in _drawn(step):
+        if np.ndim(value):
+            is_bad = value.dtype.kind not in 'OSUbiu' and not np.isfinite(numbers(value)).all()
+            is_random = 'Random' in step.type_of(tensor.op)
+            weight = 100.0 if is_bad else (0.01 if is_random else 1.0)
+            sizes[len(value)] = sizes.get(len(value), 0.0) + weight
+    return max(sizes, key=lambda size: sizes[size]) if sizes else None
+
+
+def without_rows(step: Step, rows: Sequence[int], of: int) -> Tuple[int, Feed]:
+    """What the step draws, with copies of another row in the place of some of a batch of `of`.
+
+    An array belongs to the batch if its first dimension is the batch's. Many graphs are built for
+    batches of one size, so no row is taken out.
+
+    Returns:
+      The number of the row that is copied, a finite one if there is one; and the values to feed.
+    """
+    arrays = {t: value for t, value in step.feed.items() if np.ndim(value) and len(value) == of}
+    floats = [value for value in arrays.values() if value.dtype.kind not in 'OSUbiu']
+    bad = {row for value in floats for row in find_non_finite(value, most=0).rows}
+    others = [row for row in range(of) if row not in rows]
+    copied = next((row for row in others if row not in bad), others[0])
+    feed = dict(step.feed)
+    for tensor, value in arrays.items():
+        feed[tensor] = np.array(value)
+        feed[tensor][list(rows)] = value[copied]
+    return copied, feed

@@ -25,7 +25,7 @@ and none of them can be fetched: `missing` lists such sources.
 """
 
 import threading
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,9 +33,16 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
-from slimguard.gate import Gate
+from slimguard.gate import Gate, Label
 from slimguard.graph import key, op_of, ops, single_runs
 from slimguard.graph.ops import StagingArea
+from slimguard.incidents.history import History
+from slimguard.incidents.incident import Incident
+
+# Fetched at once. More takes more memory, and less takes more runs, each of which takes a good part
+# of a second in a large graph.
+_CHUNK_BYTES = 192 << 20
+_UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 
 
 class Capture:
@@ -102,6 +109,16 @@ class Capture:
                 full = self._full_areas(session)
         return values
 
+    def bytes_to_copy(self) -> int:
+        """About how many bytes the variables have that the step reads before it is decided."""
+        return sum(bytes_of(self.reads[op.name]) for op in self.ops if op.name in self.reads)
+
+    def variables_in(self, session, names: Iterable[str]) -> Iterator[Dict[str, np.ndarray]]:
+        """The values of variables of the step, in parts that fit into memory, by the ops' names."""
+        names_of = {key(self.reads[name]): name for name in names}
+        for chunk in in_chunks([self.reads[name] for name in names_of.values()]):
+            yield single_runs.run_once(session, {names_of[key(read)]: read for read in chunk})
+
     def _full_areas(self, session) -> List['_Area']:
         sizes = single_runs.run_once(session, [area.size for area in self._areas])
         return [area for area, size in zip(self._areas, sizes) if size]
@@ -125,7 +142,7 @@ class Capture:
         for op in self.ops:
             for variable in writes.variables(op):
                 written.setdefault(variable, []).extend(v.tensor for v in graphs.values_of(op))
-        drawn, found = set(self.draws), {}
+        drawn, givens = set(self.draws), {}
         for source in self.sources:
             op = source.op
             if op not in drawn:
@@ -136,8 +153,8 @@ class Capture:
                 given = written.get(variable, given) if variable is not None else given
             given = [t for t in given if self._is_kept(t)]
             if given:
-                found[source.name] = given
-        return found
+                givens[source.name] = given
+        return givens
 
     def _is_kept(self, tensor: tf.Tensor) -> bool:
         """Whether `tensor` can be computed again, since all its sources are kept."""
@@ -183,6 +200,28 @@ class Capture:
         for tensor in self.sources:
             groups.setdefault(graphs.flow_around(tensor.op), []).append(tensor)
         return list(groups.values())
+
+
+class BadStep(NamedTuple):
+    """A step that was bad: what its diagnosis and its bundle are made of.
+
+    Attributes:
+      session: the session of the training, with the variables as the step left them.
+      capture: the `Capture` of the train op.
+      values: what the step drew, as `capture.take` returned it.
+      labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
+      incident: the `Incident`; a bundle needs it.
+      history: the last steps, the bad one included; None if they are not known.
+      explosion: what they show of an explosion, as `explosion_in` says it.
+    """
+
+    session: Any
+    capture: Capture
+    values: Dict[str, np.ndarray]
+    labels: Sequence[Label] = ()
+    incident: Optional[Incident] = None
+    history: Optional[History] = None
+    explosion: str = ''
 
 
 class _Area:
@@ -233,3 +272,29 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 def gate_roots(gate: Any) -> List[tf.Operation]:
     """The ops at the end of a gate's step: with all they need, they make up the step."""
     return [op_of(gate.train_op), gate.written.op, gate.bad.op]
+
+
+# Tensors in parts that fit into memory beside a training.
+
+
+def in_chunks(tensors: Iterable[tf.Tensor], rows: int = 1) -> Iterator[List[tf.Tensor]]:
+    """`tensors` in lists of at most `_CHUNK_BYTES`; a larger one is in a list of its own."""
+    chunk: List[tf.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        more = bytes_of(tensor, rows)
+        if chunk and size + more > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(tensor)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
+    """About how many bytes a tensor has; a dimension that is not known counts as `rows`."""
+    if tensor.shape.rank is None:
+        return _UNKNOWN_BYTES
+    sizes = [size or rows for size in tensor.shape.as_list()]
+    return int(np.prod(sizes, dtype=np.float64)) * max(tensor.dtype.base_dtype.size, 1)

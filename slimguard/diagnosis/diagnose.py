@@ -1,15 +1,15 @@
 """Finds the op that made a step bad, by running the step again with what it drew.
 
-    diagnosis = diagnose(session, capture, capture.take(session), labels)
+    diagnosis = diagnose(BadStep(session, capture, capture.take(session), labels))
     print(diagnosis)         # a few lines
 
 How it works
 ------------
 :mod:`measured_step` fetches all float tensors of the forward and the backward pass, part by part,
-and notes their ranges. :mod:`first_op` walks back from the values that the gate checks, along
-non-finite tensors, to where these began. The first non-finite tensor of the step need not be the
-cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause into a
-sentence, also that of a bad step whose tensors are all finite.
+and notes their ranges. :func:`where_it_began` walks back from the values that the gate checks,
+along non-finite tensors, to where these began. The first non-finite tensor of the step need not be
+the cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause
+into a sentence, also that of a bad step whose tensors are all finite.
 """
 
 import functools
@@ -19,89 +19,69 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import explanations, updates
-from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.compat import tf_private
+from slimguard.diagnosis import explanations
+from slimguard.diagnosis.bad_rows import bad_shares
+from slimguard.diagnosis.capture import BadStep, Capture
+from slimguard.diagnosis.causes import COPE_WITH_MINUS_INF
+from slimguard.diagnosis.diagnosis import Diagnosis, Phase
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.exported_step import export
-from slimguard.diagnosis.first_op import where_it_began
 from slimguard.diagnosis.measured_step import MeasuredStep
-from slimguard.diagnosis.ranges import bad_shares, numbers
-from slimguard.diagnosis.step import Step, can_run_live, live_step, variables_in_chunks
-from slimguard.diagnosis.step_copy import StepCopy
+from slimguard.diagnosis.ranges import numbers
+from slimguard.diagnosis.step import Step
 from slimguard.gate import Label
+from slimguard.graph import key
 from slimguard.incidents import policies
-
-
-def _explain_written(measured: MeasuredStep, name: str) -> Diagnosis:
-    squared = updates.is_squared(measured.step, name) and explanations.explain_square(measured)
-    return squared or updates.explain_update(measured, name)
-
 
 # By the kind of the gate's label, explains a step whose tensors are all finite; most telling first.
 _BY_KIND = (
-    ('limit', explanations.explain_limit),
-    ('norm', explanations.explain_norm),
-    ('state', _explain_written),
-    ('written', _explain_written),
+    (Label.LIMIT, explanations.explain_limit),
+    (Label.NORM, explanations.explain_norm),
+    (Label.STATE, explanations.explain_written),
+    (Label.WRITTEN, explanations.explain_written),
 )
 
 
-def diagnose(
-    session,
-    capture: Capture,
-    values: Dict[str, np.ndarray],
-    labels: Sequence[Label] = (),
-    explosion: str = '',
-) -> Diagnosis:
+def diagnose(bad_step: BadStep) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
-
-    Args:
-      session: the session of the training, with the variables as the bad step left them.
-      capture: the `Capture` of the train op.
-      values: what the step drew, as `capture.take` returned it.
-      labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
-      explosion: what the steps before show of an explosion, as `explosion_in` says it.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
-      slimguard.diagnosis.step_copy.ReplayError: if the step can run only in a graph of its own, and
-        that graph fails.
+      slimguard.diagnosis.step.ReplayError: if no graph can be built of the step.
     """
+    capture = bad_step.capture
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
         op.name for op in capture.missing[:5]
     )
     if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
-        return glance(capture, values, lost, explosion)
-    if can_run_live(capture, values):
-        found = diagnose_step(live_step(session, capture, values), labels, explosion)
-    else:
-        variables = functools.partial(variables_in_chunks, session, capture)
-        with StepCopy(export(capture), variables) as copy:
-            found = diagnose_step(copy.step(values), labels, explosion)
+        return glance(bad_step, lost)
+    variables = functools.partial(capture.variables_in, bad_step.session)
+    gpu_options = tf_private.gpu_options_of(bad_step.session)
+    with Step(export(capture), variables, bad_step.values, gpu_options) as step:
+        diagnosis = diagnose_step(step, bad_step.labels, bad_step.explosion)
     if not capture.missing:
-        return found
-    return found._replace(not_seen=(lost,), kind=found.kind if found.found else '')
+        return diagnosis
+    return diagnosis._replace(not_seen=(lost,), kind=diagnosis.kind if diagnosis.is_known else '')
 
 
-def glance(
-    capture: Capture, values: Dict[str, np.ndarray], why: str, explosion: str = ''
-) -> Diagnosis:
+def glance(bad_step: BadStep, why: str) -> Diagnosis:
     """Checks, without running anything again, whether the values that the step drew were bad.
 
     Args:
-      capture: the `Capture` of the train op.
-      values: what the step drew.
+      bad_step: the step.
       why: the sentence that says why there was no search.
-      explosion: as for `diagnose`.
     """
+    capture, values = bad_step.capture, bad_step.values
     bad = bad_sources(capture, values)
     if bad:
         is_computed = bad[0].name in capture.givens
-        found = explanations.explain_sources(bad, values[bad[0].name], is_computed)
+        diagnosis = explanations.explain_sources(bad, values[bad[0].name], is_computed)
     else:
-        found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
-    return found._replace(not_seen=(why,)).after(explosion)
+        diagnosis = Diagnosis(
+            Phase.UNKNOWN, 'all that the step drew is finite, and nothing was run again'
+        )
+    return diagnosis._replace(not_seen=(why,)).after(bad_step.explosion)
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
@@ -122,54 +102,56 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
     return sorted(bad, key=rank)
 
 
-def diagnose_step(step: Step, labels: Sequence[Label] = (), explosion: str = '') -> Diagnosis:
-    """Finds what made a `Step` bad, in the training's session or in a copy."""
+def diagnose_step(step: Step, labels: Sequence[Label], explosion: str) -> Diagnosis:
+    """Finds what made a `Step` bad."""
     measured = MeasuredStep(step, explosion)
-    found = _explain(measured, labels).after(explosion)
-    return found._replace(ranges=tuple(measured.rows()))
+    diagnosis = _explain(measured, labels).after(explosion)
+    return diagnosis._replace(ranges=tuple(measured.rows()))
 
 
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     kinds = {label.kind for label in labels}
-    bad = _bad_tensors(measured, not kinds.isdisjoint({'value', 'late'}))
+    bad = _bad_tensors(measured, not kinds.isdisjoint({Label.VALUE, Label.LATE}))
     if not bad and _is_written_unseen(measured.step, labels):
         drawn = [t for t in measured.step.feed if not t.name.startswith(graphs.OURS)]
         bad = list(filter(measured.is_bad, drawn))
     if bad:
-        found = explanations.explain_non_finite(measured, where_it_began(measured, bad))
-        return _of_optimizer(found, labels)
+        diagnosis = explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        return _of_optimizer(diagnosis, labels)
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     # Finite with the same weights and the same batch: rounding decides. An older state is no help.
-    kind = policies.BATCH if 'value' in kinds and not measured.has_exploded else ''
-    return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
+    kind = policies.BATCH if Label.VALUE in kinds and not measured.has_exploded else ''
+    return Diagnosis(Phase.UNKNOWN, 'run again with what it drew, the step is finite', kind=kind)
 
 
-def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
+def _of_optimizer(diagnosis: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     """Names the optimizer's scalar that is bad, unless batch or weights made it bad."""
-    names = [label.name for label in labels if label.kind == 'value']
+    names = [label.name for label in labels if label.kind == Label.VALUE]
     others = ('gradient of ', 'update of ', 'loss ')
     scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
     if not scalars:
-        return found
-    kind, is_alone = found.kind, len(scalars) == len(names)
-    if is_alone and found.phase == 'input' and not found.bad_rows and found.output is not None:
+        return diagnosis
+    kind, is_alone = diagnosis.kind, len(scalars) == len(names)
+    is_given = diagnosis.phase == Phase.INPUT and not diagnosis.bad_rows
+    if is_alone and is_given and diagnosis.output is not None:
         # Fed, or returned by Python. It is no data, and the next one may be finite.
-        what = 'NaN' if found.output.nan else 'Inf'
-        found, kind = found._replace(phase='update', trouble='it was given as ' + what), ''
-    elif is_alone and found.phase == 'variable':  # which the script sets
+        trouble = 'it was given as ' + ('NaN' if diagnosis.output.nan else 'Inf')
+        diagnosis, kind = diagnosis._replace(phase=Phase.UPDATE, trouble=trouble), ''
+    elif is_alone and diagnosis.phase == Phase.VARIABLE:  # which the script sets
         kind = policies.COMES_AGAIN
     elif kind != policies.COMES_AGAIN and (kind or not is_alone):
-        return found
-    trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
-    return found._replace(trouble=trouble, kind=kind)
+        return diagnosis
+    scalar = scalars[0].partition(' of ')[0]
+    trouble = 'the %s itself is not finite: %s' % (scalar, diagnosis.trouble)
+    return diagnosis._replace(trouble=trouble, kind=kind)
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
     """Whether the variable that turned non-finite is updated inside a loop or function."""
-    written = [label.name for label in labels if label.kind in ('state', 'written')]
-    return bool(written) and updates.is_unseen(step, written[0])
+    written = [label.name for label in labels if label.kind in (Label.STATE, Label.WRITTEN)]
+    return bool(written) and explanations.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:
@@ -180,3 +162,74 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
         # TensorFlow itself makes constants of NaN. One that reaches no checked tensor is harmless.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
+
+
+# Where in a step non-finite numbers began.
+#
+# The search walks back from bad tensors, along non-finite ones, to an op with a non-finite output
+# and finite inputs; or to a source, a variable or a constant, which have no inputs.
+#
+# A constant was the same in all good steps. So if the walk ends at a constant, the cause is
+# elsewhere: the condition that selected the constant, if it was computed from a bad tensor; or the
+# op that made a NaN from the constant's Inf, such as a softmax of nothing but a mask.
+
+_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
+
+
+def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """The tensors where the non-finite numbers in `bad` began; the first of the step first."""
+    beginnings = _walk_back(measured, bad, stops=False)
+    if any(_may_be_meant(measured, tensor) for tensor in beginnings):
+        beginnings = _walk_back(measured, bad, stops=True)
+    return sorted(beginnings, key=lambda tensor: _rank(measured, tensor))
+
+
+def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) -> List[tf.Tensor]:
+    """Where the walks back end. With `stops` they also end at an op that makes a NaN of a mask."""
+    beginnings = []
+    seen = set()
+    waiting = list(bad)
+    while waiting:
+        tensor = waiting.pop()
+        if key(tensor) in seen:
+            continue
+        seen.add(key(tensor))
+        before = [t for t in measured.inputs_of(tensor) if measured.is_bad(t)]
+        if before and all(t.op in measured.fixed for t in before):
+            before = measured.chosen_by(tensor) or before
+        if stops and before and _makes_nan_of_mask(measured, tensor, before):
+            before = []
+        waiting.extend(before)
+        if not before:
+            beginnings.append(tensor)
+    return beginnings
+
+
+def _makes_nan_of_mask(
+    measured: MeasuredStep, tensor: tf.Tensor, before: Sequence[tf.Tensor]
+) -> bool:
+    """Whether an op made a NaN of an intended Inf."""
+    ranges = [measured.range_of(t) for t in before]
+    made = measured.range_of(tensor)
+    if made is None or not made.nan or any(r is None or r.nan for r in ranges):
+        return False
+    copes = tensor.op.type in COPE_WITH_MINUS_INF
+    behind = _walk_back(measured, before, stops=False)
+    return all(t.op in measured.fixed or copes and t.op.type == 'Log' for t in behind)
+
+
+def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:
+    return tensor.op in measured.fixed or tensor.op.type == 'Log'
+
+
+def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[Any, ...]:
+    if measured.step.is_fed(tensor):
+        # By the sources' own names: a copy of the step has a placeholder for each.
+        name, _, index = measured.step.name_of(tensor).rpartition(':')
+        # Values from outside come first.
+        is_written = is_written_value(measured.step.type_of(tensor.op))
+        shares = next(bad_shares(v) for t, v in measured.step.feed.items() if key(t) == key(tensor))
+        return (False, -1, int(is_written), *shares, name, int(index))
+    op, index = tensor.op, tensor.value_index
+    phase = _PHASES.index(measured.phase_of(op))
+    return op in measured.fixed, phase, measured.number_of(op), 0.0, 0.0, '', index

@@ -7,8 +7,30 @@ from slimguard.graph.source_lines import Line
 from slimguard.incidents import policies
 from slimguard.system.texts import in_one_line
 
+
+class Phase:
+    """Where in a step the bad numbers began."""
+
+    INPUT = 'input'
+    FORWARD = 'forward'
+    BACKWARD = 'backward'
+    UPDATE = 'update'
+    VARIABLE = 'variable'  # a weight was not finite before the step
+    CONSTANT = 'constant'
+    UNKNOWN = 'unknown'
+
+
+PHASES = {
+    Phase.INPUT: 'in the input',
+    Phase.FORWARD: 'in the forward pass',
+    Phase.BACKWARD: 'in the backward pass',
+    Phase.UPDATE: 'in the update',
+    Phase.VARIABLE: 'in a variable',
+    Phase.CONSTANT: 'a constant is bad',
+    Phase.UNKNOWN: 'not found',
+}
 # The phases in which a step got bad values from outside: then it is no explosion.
-_GIVEN = ('input', 'variable', 'constant')
+_GIVEN = (Phase.INPUT, Phase.VARIABLE, Phase.CONSTANT)
 
 
 class Input(NamedTuple):
@@ -40,8 +62,7 @@ class Diagnosis(NamedTuple):
     """What made a step bad.
 
     Attributes:
-      phase: where: 'input', 'forward', 'backward' or 'update'; 'variable' if a weight was not
-        finite before the step; 'constant'; or 'unknown'.
+      phase: where, one of `Phase`.
       trouble: what happened, in a sentence without a full stop.
       op, op_type: the op at fault, or the one that drew the bad input. None if unknown.
       tensor: the name of its bad output.
@@ -85,28 +106,28 @@ class Diagnosis(NamedTuple):
         return self._replace(explosion=explosion)
 
     @property
-    def found(self) -> bool:
-        return self.phase != 'unknown'
+    def is_known(self) -> bool:
+        return self.phase != Phase.UNKNOWN
 
     @property
     def bad_rows(self) -> Optional[List[int]]:
         """The bad rows of the input, empty if it has no rows; None if the input is not bad."""
-        if self.phase != 'input':
+        if self.phase != Phase.INPUT:
             return None
         return [] if self.non_finite is None else list(self.non_finite.rows)
 
     @property
     def in_short(self) -> Optional[str]:
         """One line: the trouble, the op and the user's line, as far as known; None if not found."""
-        if not self.found:
+        if not self.is_known:
             return self.explosion or None
-        says_where = self.phase in ('variable', 'constant')
+        says_where = self.phase in (Phase.VARIABLE, Phase.CONSTANT)
         op = 'gradient of ' + self.forward_op if self.forward_op else self.op
         line = None if self.line is None else '%s:%d' % (self.line.file, self.line.number)
-        told = [self.explosion, self._trouble() if says_where else self.trouble, op, line]
+        parts = [self.explosion, self._trouble() if says_where else self.trouble, op, line]
         if self.explosion.endswith('overflowed'):
-            del told[1]
-        return in_one_line('; '.join(part for part in told if part))
+            del parts[1]
+        return in_one_line('; '.join(part for part in parts if part))
 
     def _trouble(self) -> str:
         return '%s: %s' % (PHASES[self.phase], self.trouble)
@@ -137,19 +158,7 @@ class Diagnosis(NamedTuple):
         return '\n'.join(lines)
 
 
-# By phase, where it began.
-PHASES = {
-    'input': 'in the input',
-    'forward': 'in the forward pass',
-    'backward': 'in the backward pass',
-    'update': 'in the update',
-    'variable': 'in a variable',
-    'constant': 'a constant is bad',
-    'unknown': 'not found',
-}
-
-
-def _where(found: NonFinite) -> str:
-    shown = ', '.join('%s = %s' % (list(place), value) for place, value in found.positions[:3])
-    more = ' and %d more' % (found.count - 3) if found.count > 3 else ''
+def _where(non_finite: NonFinite) -> str:
+    shown = ', '.join('%s = %s' % (list(place), value) for place, value in non_finite.positions[:3])
+    more = ' and %d more' % (non_finite.count - 3) if non_finite.count > 3 else ''
     return 'at %s%s' % (shown, more)

@@ -13,19 +13,19 @@ from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 import numpy as np
 
 from slimguard.diagnosis import bundle
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.bad_rows import bad_row_digests
+from slimguard.diagnosis.capture import BadStep, Capture, bytes_of
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.explanations import with_limit
-from slimguard.diagnosis.ranges import bad_row_digests
-from slimguard.diagnosis.step import bytes_of
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes, is_float
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History, explosion_in
+from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import kind_of
-from slimguard.system import files
+from slimguard.system import files, memory
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 
@@ -33,6 +33,7 @@ _NO_SEARCH = 'the step was not searched for the cause: '
 _ENOUGH = 'max_bundles=%d is reached'
 _NOT_EXAMINED = '; not examined: ' + _ENOUGH
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
+_NO_MEMORY = 'a copy of its variables takes %s, and %s of memory are free'
 _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay'
 
 # How long the search for a cause may take while the training waits for it. A session run cannot be
@@ -44,13 +45,13 @@ _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
 
 
-class Found(NamedTuple):
-    """The findings about an incident.
+class Examination(NamedTuple):
+    """What the examination of a bad step has found so far.
 
     Attributes:
+      bad_step: the step; None if what it drew was not kept.
       diagnosis: what made the step bad; None if it was not examined.
       bundle: the path of its bundle, or None.
-      values: what the step drew, by the Tensors' names; None if that was not kept.
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether a bundle is to be written.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
@@ -59,9 +60,9 @@ class Found(NamedTuple):
       why_not: what to add to the reason if the step was not examined; else ''.
     """
 
+    bad_step: Optional[BadStep] = None
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
-    values: Optional[Dict[str, np.ndarray]] = None
     is_searched: bool = False
     is_wanted: bool = False
     drew_finite: bool = False
@@ -123,7 +124,6 @@ class Evidence:
 
     Attributes:
       capture: the `Capture`.
-      fetch: an Operation to fetch in every step, beside the train op.
     """
 
     def __init__(
@@ -135,7 +135,6 @@ class Evidence:
     ):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
-        self.fetch = self.capture.fetch
         # Ranks that share their gradients must decide alike, but only one may have the bad batch.
         # So this rank's findings decide nothing.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
@@ -153,12 +152,12 @@ class Evidence:
     def examine(
         self,
         session,
-        incident,
+        incident: Incident,
         labels: Sequence[Label],
         decides: bool = False,
         is_last: bool = False,
         history: Optional[History] = None,
-    ) -> Found:
+    ) -> Examination:
         """Diagnoses the bad step that just ran.
 
         A step that only other ranks found bad is not examined here: the cause is on those ranks,
@@ -168,15 +167,13 @@ class Evidence:
         would take longer, only the values that the step drew are examined.
 
         Args:
-          session: the session, with the variables as the bad step left them.
-          incident: the `Incident`.
-          labels: the labels of what the gate found to be bad.
+          session, incident, labels: as in `BadStep`.
           decides: whether the policy depends on the diagnosis. Then the step is always examined.
             Otherwise incidents are examined until there are `max_bundles` bundles; after that, the
             first incident of each kind, for at most `max_bundles` kinds. Of any other incident only
             the drawn values are examined.
           is_last: whether the training ends with this incident; the search may then take its time.
-          history: the last steps; None if they are not known.
+          history: as in `BadStep`.
         """
         with OWN_WORK:
             try:
@@ -184,107 +181,88 @@ class Evidence:
                 fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
                 # The run bypassed the hooks, or fed a computed tensor, so its sources did not run.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
-                    return Found()
+                    return Examination()
+                explosion = '' if history is None else explosion_in(history.to_dict())
                 is_wanted = is_last or self._kinds.is_wanted(incident.reason, self._logdir)
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
-                return Found()
+                return Examination()
             if _is_elsewhere(self.capture.gate, labels):
-                return Found()
+                return Examination()
             bad = bad_sources(self.capture, values)
             name = bad[0].name if bad else ''
             rows = bad_row_digests(values[name]) if bad else {}
-            found = Found(
-                values=values,
+            examination = Examination(
+                BadStep(session, self.capture, values, labels, incident, history, explosion),
                 is_wanted=is_wanted,
                 drew_finite=not bad and not self._is_shared,
                 row_digests={'row %d of %s' % (row, name): name + rows[row] for row in rows},
             )
             is_searched = is_wanted or decides
             if not (is_searched or bad):
-                return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
+                return examination._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = SECONDS if is_searched else 0.0
-            seconds = math.inf if is_last else seconds
-            return self._diagnose(session, incident, found, labels, seconds, history)
+            return self._diagnose(examination, math.inf if is_last else seconds)
 
     def keep(
-        self,
-        session,
-        incident,
-        labels: Sequence[Label],
-        found: Found,
-        is_last: bool = True,
-        history: Optional[History] = None,
-    ) -> Found:
+        self, examination: Examination, incident: Incident, is_last: bool = True
+    ) -> Examination:
         """Writes the bundle of an examined bad step, once the policy has decided.
 
         Args:
-          session: the session, with the variables as the bad step left them.
-          incident: the `Incident`.
-          labels: the labels of what the gate found to be bad.
-          found: what `examine` returned.
+          examination: what `examine` returned.
+          incident: the `Incident` as it is known by now.
           is_last: whether the training ends with this incident. Then the step is searched, however
             long that takes, and its bundle is written in any case.
-          history: as for `examine`; the bundle has it.
         """
-        values = found.values
-        if values is None:
-            return found
+        if examination.bad_step is None:
+            return examination
+        bad_step = examination.bad_step._replace(incident=incident)
+        examination = examination._replace(bad_step=bad_step)
         with OWN_WORK:
-            if is_last and not found.is_searched:
-                found = self._diagnose(session, incident, found, labels, math.inf, history)
-            if self._logdir is None or not (is_last or found.is_wanted):
-                return found
+            if is_last and not examination.is_searched:
+                examination = self._diagnose(examination, math.inf)
+            if self._logdir is None or not (is_last or examination.is_wanted):
+                return examination
+            diagnosis, most = examination.diagnosis, self._max_bundles
             try:
-                written = bundle.write(
-                    self._logdir,
-                    session,
-                    self.capture,
-                    incident,
-                    values,
-                    found.diagnosis,
-                    self._max_bundles,
-                    history=history,
-                )
+                path = bundle.write(self._logdir, bad_step, diagnosis, most)
             except Exception as error:
                 self._say('the bundle could not be written', error)
-                return found
-            return found._replace(bundle=written)
+                return examination
+            return examination._replace(bundle=path)
 
-    def _diagnose(
-        self,
-        session,
-        incident,
-        found: Found,
-        labels: Sequence[Label],
-        seconds: float,
-        history: Optional[History],
-    ) -> Found:
+    def _diagnose(self, examination: Examination, seconds: float) -> Examination:
         """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
-        values = found.values or {}
-        rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
+        bad_step = examination.bad_step
+        assert bad_step is not None and bad_step.incident is not None
         try:
-            explosion = '' if history is None else explosion_in(history.to_dict())
-            is_searched = is_within(seconds, self.capture, rows)
-            if is_searched:
-                said = diagnose(session, self.capture, values, labels, explosion)
+            why_not = self._why_no_search(bad_step.values, seconds, examination.is_wanted)
+            if why_not:
+                diagnosis = glance(bad_step, _NO_SEARCH + why_not)
             else:
-                why = self._why_no_search(seconds, found.is_wanted)
-                said = glance(self.capture, values, why, explosion)
+                diagnosis = diagnose(bad_step)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
-            return found._replace(is_searched=True)  # it would fail again
+            return examination._replace(is_searched=True)  # it would fail again
         if self._is_shared:
-            said = said._replace(kind='')
-        said = with_limit(said, incident, self._max_loss)
-        return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
+            diagnosis = diagnosis._replace(kind='')
+        diagnosis = with_limit(diagnosis, bad_step.incident, self._max_loss)
+        return examination._replace(diagnosis=diagnosis, is_searched=not why_not, why_not='')
 
-    def _why_no_search(self, seconds: float, is_wanted: bool) -> str:
+    def _why_no_search(self, values: Dict[str, np.ndarray], seconds: float, is_wanted: bool) -> str:
+        """Why the step is not searched; '' if it is."""
+        size, free = self.capture.bytes_to_copy(), memory.available()
+        if free is not None and size > free:
+            return _NO_MEMORY % (files.megabytes(size), files.megabytes(free))
+        rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
+        if is_within(seconds, self.capture, rows):
+            return ''
         if not seconds:
-            return _NO_SEARCH + _ENOUGH % self._max_bundles
+            return _ENOUGH % self._max_bundles
         where = _NO_LOGDIR if self._logdir is None else _IN_BUNDLE
         where = where if is_wanted else _ENOUGH % self._max_bundles
-        return '%sthe training would wait for longer than %g s; %s' % (_NO_SEARCH, seconds, where)
+        return 'the training would wait for longer than %g s; %s' % (seconds, where)
 
     def close(self) -> None:
         """Logs how many failures were not shown."""
@@ -300,13 +278,13 @@ class Evidence:
 
 
 def collect(
-    found: Dict[Gate, Evidence],
+    evidence: Dict[Gate, Evidence],
     gate: Gate,
     logdir: Optional[str] = None,
     max_bundles: int = 5,
     max_loss: Optional[float] = None,
 ) -> None:
-    """Adds the `Evidence` of a gate to `found`.
+    """Adds the `Evidence` of a gate to `evidence`.
 
     If a graph cannot be captured, the training runs without `Evidence`, and a log line says so. A
     gate whose ops a thread runs beside the steps has none: the gradients that a chief takes cannot
@@ -315,7 +293,7 @@ def collect(
     if gate.is_beside:
         return
     try:
-        found[gate] = Evidence(gate, logdir, max_bundles, max_loss)
+        evidence[gate] = Evidence(gate, logdir, max_bundles, max_loss)
     except Exception as error:
         log().warning('nothing will be captured: %s', error)
 
@@ -330,13 +308,14 @@ def is_within(seconds: float, capture: Capture, rows: int) -> bool:
     """
     left = seconds - len(capture.ops) * _SECONDS_AN_OP
     floats = (t for op in capture.ops for t in op.outputs if is_float(t))
-    return sum(bytes_of(tensor, rows) for tensor in floats) * _SECONDS_A_BYTE <= left
+    size = capture.bytes_to_copy() + sum(bytes_of(tensor, rows) for tensor in floats)
+    return size * _SECONDS_A_BYTE <= left
 
 
 def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
     """Whether other ranks found the step bad, and this one found nothing of its own."""
-    told = [label.name for label in labels if label.kind == 'rank']
-    return bool(told) and name_of(gate.ranks.rank) not in told
+    ranks = [label.name for label in labels if label.kind == Label.RANK]
+    return bool(ranks) and name_of(gate.ranks.rank) not in ranks
 
 
 def require_capture(capture, max_bundles) -> None:

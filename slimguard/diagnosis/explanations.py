@@ -1,22 +1,22 @@
 """Explains a bad step, one function for each way in which it can be bad.
 
-A tensor is not finite; a gradient overflows when it is squared; the loss or the gradient norm is
-above its limit; or a variable overflows when it is updated (:mod:`updates`).
+A tensor is not finite; the loss or the gradient norm is above its limit; a variable turns
+non-finite when it is updated, or the gradient when the optimizer squares it.
 """
 
 import re
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis import causes
-from slimguard.diagnosis.bad_rows import outlier, rows_in_words, with_rows
-from slimguard.diagnosis.diagnosis import Diagnosis, Input
+from slimguard.diagnosis.bad_rows import find_non_finite, outlier, rows_in_words, with_rows
+from slimguard.diagnosis.diagnosis import Diagnosis, Input, Phase
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
+from slimguard.diagnosis.ranges import NonFinite, Range, measure
 from slimguard.diagnosis.step import Step
 from slimguard.gate import ABOVE_MAX_LOSS
 from slimguard.graph import key
@@ -53,7 +53,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         return _explain_variable(told, tensor)
     if op.type == 'Const':
-        return told._replace(phase='constant', trouble='the graph itself holds it')
+        return told._replace(phase=Phase.CONSTANT, trouble='the graph itself holds it')
     told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
     inside = _inside(step, op)
     if inside:
@@ -170,7 +170,7 @@ def explain_sources(
     """
     tensor, *others = tensors
     told = Diagnosis(
-        phase='input',
+        phase=Phase.INPUT,
         trouble='',
         op=tensor.op.name,
         op_type=tensor.op.type,
@@ -182,12 +182,14 @@ def explain_sources(
     if is_computed and not is_written_value(tensor.op.type):
         assert told.output is not None
         trouble = '%s returned %s; what it was given was not looked at'
-        return told._replace(phase='forward', trouble=trouble % (told.op_type, _what(told.output)))
+        return told._replace(
+            phase=Phase.FORWARD, trouble=trouble % (told.op_type, _what(told.output))
+        )
     outside = [other.name for other in others if is_from_outside(other.op.type)]
     return _explain_source(told, outside)
 
 
-def explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
+def _explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     """Explains a bad step in which gradients are finite, but their squares are not; else None."""
 
     def squared(tensor) -> float:
@@ -240,7 +242,7 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
 
     floats = [t for t in measured.step.checked if gate.loss is None or key(t) != key(gate.loss)]
     if not floats:
-        return Diagnosis('update', trouble)
+        return Diagnosis(Phase.UPDATE, trouble)
     return _too_large(measured, max(floats, key=largest), trouble)
 
 
@@ -274,13 +276,13 @@ def _explain_source(
 ) -> Diagnosis:
     assert told.output is not None and told.non_finite is not None
     if is_written_value(told.op_type or ''):
-        return told._replace(phase='variable', trouble=_written(is_given_finite))
+        return told._replace(phase=Phase.VARIABLE, trouble=_written(is_given_finite))
     trouble = _bad_data(told.output, told.non_finite)
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     if others:
         trouble += '; not finite as well: %s' % texts.listed(others, 3)
-    return told._replace(phase='input', trouble=trouble, kind=policies.BATCH)
+    return told._replace(phase=Phase.INPUT, trouble=trouble, kind=policies.BATCH)
 
 
 def _explain_computed(
@@ -294,7 +296,7 @@ def _explain_computed(
         trouble += ': those of another process are not, or the sum of all overflowed'
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
-    phase = measured.phase_of(given[0].op) if given else 'forward'
+    phase = measured.phase_of(given[0].op) if given else Phase.FORWARD
     told, rows = with_rows(measured, told, tensor)
     return told._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
 
@@ -321,7 +323,7 @@ def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
     variable = graphs.variable_read(tensor)
     name = variable.name if variable is not None else tensor.op.name
     return told._replace(
-        phase='variable', trouble='%s was already not finite before this step' % name
+        phase=Phase.VARIABLE, trouble='%s was already not finite before this step' % name
     )
 
 
@@ -355,3 +357,76 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
             variables = writes.variables(op)
             return 'gradient of %s' % variables[0].name if variables else ''
     return ''
+
+
+# Updates that are not finite although all their inputs are.
+
+# Arguments of optimizers, and the number that a dtype may round each of them to. With it an update
+# divides by 0.
+_ROUNDED = {'epsilon': 0.0, 'beta1': 1.0}
+
+
+def explain_written(measured: MeasuredStep, name: str) -> Diagnosis:
+    """Explains a variable, called `name`, that turns non-finite when it is updated."""
+    kernel = _kernel_of(measured.step, name)
+    is_squared = kernel is not None and graphs.squares_gradient(kernel)
+    squared = _explain_square(measured) if is_squared else None
+    return squared or _explain_update(measured, name, kernel)
+
+
+def _explain_update(measured: MeasuredStep, name: str, kernel: Optional[tf.Operation]) -> Diagnosis:
+    if kernel is None:
+        trouble = '%s overflows when it is updated' % name
+        return Diagnosis(Phase.UPDATE, trouble, kind=policies.EXPLOSION)
+    inputs, rounded = [], []
+    for value in graphs.values_of(kernel):
+        tensor = _without_factor(value.tensor)
+        found = measured.range_of(tensor)
+        inputs.append(Input('%s (%s)' % (tensor.name, value.role), found))
+        number = _ROUNDED.get(value.role)
+        if found is not None and number is not None and found.min == found.max == number:
+            rounded.append('%s is %g in %s' % (value.role, number, found.dtype))
+    original = _original_name(kernel.name)
+    taken = 'the gradient and all other inputs' if graphs.is_apply(kernel) else 'all inputs'
+    trouble = '%s would not be finite after the update, though %s of the update are' % (name, taken)
+    return Diagnosis(
+        phase=Phase.UPDATE,
+        trouble=': '.join([trouble, *rounded]),
+        op=original,
+        op_type=kernel.type,
+        line=measured.step.origins(original).line,
+        inputs=tuple(inputs),
+        kind=policies.COMES_AGAIN if rounded else policies.EXPLOSION,
+    )
+
+
+def _without_factor(tensor: tf.Tensor) -> tf.Tensor:
+    """The learning rate before it was multiplied by a factor of ours."""
+    is_scaled = tensor.op.name.startswith(graphs.OURS) and tensor.op.type == 'Mul'
+    return tensor.op.inputs[0] if is_scaled else tensor
+
+
+def is_unseen(step: Step, name: str) -> bool:
+    """Whether the variable `name` is updated in a loop or a function, where nothing is fetched."""
+    kernel = _kernel_of(step, name)
+    return kernel is None or step.flow.is_in_loop(kernel)
+
+
+def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
+    """The gate's clone of the op that updates the variable `name`; None if a function holds it."""
+    writes = graphs.Writes(step.graph)
+    kernels: List[tf.Operation] = [
+        op
+        for op in step.ours
+        if any(v.name == name for v in writes.variables(op))
+        and (graphs.values_of(op) or graphs.is_apply(op))
+        # An op that undoes an update writes the variable too, and is no clone.
+        and _original_name(op.name) in step.origins
+    ]
+    return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)
+
+
+def _original_name(name: str) -> str:
+    """The name of the op that a gate cloned: the clone is called slimguard/gate/NAME."""
+    parts = name.split('/', 2)
+    return parts[2] if len(parts) == 3 else name

@@ -2,15 +2,14 @@
 
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import gate_roots
-from slimguard.diagnosis.diagnosis import Row
-from slimguard.diagnosis.draws import is_from_outside, is_written_value
-from slimguard.diagnosis.ranges import Range, bad_shares, measure
-from slimguard.diagnosis.step import Step, batch_size
+from slimguard.diagnosis.diagnosis import Phase, Row
+from slimguard.diagnosis.draws import is_written_value
+from slimguard.diagnosis.ranges import Range, measure
+from slimguard.diagnosis.step import Step
 from slimguard.graph import key
 from slimguard.incidents import advice
 
@@ -66,9 +65,8 @@ class MeasuredStep:
 
     Attributes:
       step, explosion: the same.
-      phases: for each op 'forward', 'backward' or 'update'.
+      phases: for each op `Phase.FORWARD`, `BACKWARD` or `UPDATE`.
       fixed: the ops that are the same in every step.
-      batch_size: the first dimension of what was drawn; None if all are scalars.
     """
 
     def __init__(self, step: Step, explosion: str = ''):
@@ -76,7 +74,6 @@ class MeasuredStep:
         self.explosion = explosion
         self.phases = _phases_of(step)
         self.fixed = _fixed_ops(step)
-        self.batch_size = batch_size((step.type_of(t.op), value) for t, value in self._drawn())
         self._order = {op: number for number, op in enumerate(step.ops)}
         self._ranges: Dict[Tuple[tf.Operation, int], Range] = {}
         self._measure_feed()
@@ -110,11 +107,11 @@ class MeasuredStep:
 
     def is_bad(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is known not to be finite."""
-        found = self.range_of(tensor)
-        return found is not None and not found.is_finite
+        its_range = self.range_of(tensor)
+        return its_range is not None and not its_range.is_finite
 
     def phase_of(self, op: tf.Operation) -> str:
-        return self.phases.get(op, 'forward')
+        return self.phases.get(op, Phase.FORWARD)
 
     def number_of(self, op: tf.Operation) -> int:
         """The position of an op in the order of the step."""
@@ -122,7 +119,7 @@ class MeasuredStep:
 
     def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The inputs of a tensor's op; in place of an input that was not measured, its inputs."""
-        found = []
+        inputs = []
         seen = set()
         is_fed = self.step.is_fed(tensor)
         waiting = self.step.givens_of(tensor) if is_fed else _taken_by(tensor.op)
@@ -132,40 +129,16 @@ class MeasuredStep:
                 continue
             seen.add(key(given))
             if self._is_end(given):
-                found.append(given)
+                inputs.append(given)
             elif given.op.type not in graphs.VARIABLES:
                 waiting.extend(_taken_by(given.op))
-        return found
-
-    def data(self) -> Iterator[tf.Tensor]:
-        """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
-        weighted: Set[tf.Operation] = set()
-        for op in self.step.ops:
-            needed = (t.op for t in op.inputs if not self.step.is_fed(t))
-            is_weight = op.type in graphs.VARIABLES and graphs.dtype_of(op).is_floating
-            if is_weight or any(each in weighted for each in needed):
-                weighted.add(op)
-        tensors = [t for t, _ in self._drawn()]
-        tensors += [t for op in self.step.ops if op not in weighted for t in op.outputs]
-        for tensor in tensors:
-            found = self.range_of(tensor)
-            if self.step.givens_of(tensor) or tensor.op in self.fixed or found is None:
-                continue
-            if found.is_finite and found.shape[:1] == (self.batch_size,):
-                yield tensor
-
-    def _drawn(self) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
-        """The fed tensors that came from outside or by chance, with their values."""
-        for tensor, value in self.step.feed.items():
-            is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
-            if not is_ours and is_from_outside(self.step.type_of(tensor.op)):
-                yield tensor, value
+        return inputs
 
     def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The bad float tensors from which non-float inputs, such as a condition, were computed."""
         if self.step.is_fed(tensor):
             return []
-        found, seen = [], set()
+        bad, seen = [], set()
         waiting = [t for t in tensor.op.inputs if not graphs.is_float(t)]
         while waiting:
             given = waiting.pop()
@@ -173,14 +146,10 @@ class MeasuredStep:
                 continue
             seen.add(key(given))
             if self.is_bad(given):
-                found.append(given)
+                bad.append(given)
             elif not graphs.is_float(given):
                 waiting.extend(given.op.inputs)
-        return found
-
-    def shares_of(self, tensor: tf.Tensor) -> Tuple[float, float]:
-        """The `bad_shares` of a fed tensor."""
-        return bad_shares(next(v for t, v in self.step.feed.items() if key(t) == key(tensor)))
+        return bad
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
@@ -194,7 +163,7 @@ class MeasuredStep:
         return MadeOf(
             draws=draws,
             floats=bool(floats),
-            slots=any(self.phases.get(each) == 'update' for each in floats)
+            slots=any(self.phases.get(each) == Phase.UPDATE for each in floats)
             or any(is_written_value(step.type_of(t.op)) for t in fed),
             is_own=variables <= self._written and not draws,
         )
@@ -210,7 +179,7 @@ class MeasuredStep:
 
     def is_trained(self, read: tf.Operation, variable: tf.Operation) -> bool:
         """Whether a variable read is a weight: not a counter, a moving average, or a data set."""
-        return variable in self._written and self.phase_of(read) == 'forward'
+        return variable in self._written and self.phase_of(read) == Phase.FORWARD
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]
@@ -221,7 +190,7 @@ class MeasuredStep:
         for tensor in step.feed:
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
             if not is_ours and self.range_of(tensor) is not None:
-                yield self._row(tensor, 'input')
+                yield self._row(tensor, Phase.INPUT)
         for op in step.ops:
             if op.type in SAME_NUMBERS or op in self.fixed:
                 continue
@@ -243,9 +212,9 @@ class MeasuredStep:
         """Gives the ops that pass numbers on the range of their input."""
         for op in self.step.ops:
             if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
-                found = self.range_of(op.inputs[0])
-                if found is not None and graphs.is_float(op.outputs[0]):
-                    self._ranges[op, 0] = found
+                its_range = self.range_of(op.inputs[0])
+                if its_range is not None and graphs.is_float(op.outputs[0]):
+                    self._ranges[op, 0] = its_range
 
     def _to_fetch(self, op) -> List[tf.Tensor]:
         if op.type in ('Switch', 'RefSwitch'):
@@ -308,13 +277,13 @@ def _phases_of(step: Step) -> Dict[tf.Operation, str]:
     phases: Dict[tf.Operation, str] = {}
     for op in step.ops:
         if op in forward:
-            phases[op] = 'forward'
+            phases[op] = Phase.FORWARD
         elif step.origins(op.name).forward is not None or any(
-            phases.get(t.op) == 'backward' for t in op.inputs
+            phases.get(t.op) == Phase.BACKWARD for t in op.inputs
         ):
-            phases[op] = 'backward'
+            phases[op] = Phase.BACKWARD
         else:
-            phases[op] = 'update' if loss is not None else 'forward'
+            phases[op] = Phase.UPDATE if loss is not None else Phase.FORWARD
     return phases
 
 

@@ -1,7 +1,6 @@
 """Describes an array of numbers in a line: its range, and its non-finite values."""
 
-import hashlib
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Range(NamedTuple):
             parts.append(ends[0] if ends[0] == ends[1] else 'from %s to %s' % ends)
         if not size:
             parts.append('empty')
-        parts += [said.replace(' ', ' of %d ' % size) for said in self.bad]
+        parts += [count.replace(' ', ' of %d ' % size) for count in self.bad]
         return ', '.join(parts)
 
 
@@ -93,43 +92,3 @@ class NonFinite(NamedTuple):
     rows: List[int]
     positions: List[Tuple[Tuple[int, ...], float]]
     count: int
-
-
-def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
-    """Where `value` is not finite; `most` is how many positions are listed."""
-    value = numbers(value)
-    where = np.argwhere(~np.isfinite(value))
-    if value.dtype.kind == 'c':
-        value = np.abs(value)
-    rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
-    positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
-    return NonFinite(rows, positions, len(where))
-
-
-def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
-    """Digests of the bytes of a batch's bad rows, by index, to recognize a row that comes again.
-
-    A row without two different finite numbers could be of any sample, and is left out.
-
-    Args:
-      value: an array, with a row for each sample.
-      most: how many bad rows are examined.
-    """
-    value, digests = np.asarray(value), {}
-    if value.ndim > 1:
-        for index in find_non_finite(value, most=0).rows[:most]:
-            row = numbers(value[index])
-            if len(np.unique(row[np.isfinite(row)])) > 1:
-                digests[index] = hashlib.sha256(value[index].tobytes()).hexdigest()
-    return digests
-
-
-def bad_shares(value: np.ndarray) -> Tuple[float, float]:
-    """The share of an array's rows that is not finite, and the share of its values.
-
-    An array that a script computes from a bad one has shares that are at least as large.
-    """
-    value = np.asarray(value)
-    found = find_non_finite(value, most=0)
-    rows = len(found.rows) / len(value) if value.ndim and len(value) else 1.0
-    return rows, found.count / max(value.size, 1)

@@ -3,19 +3,18 @@
 import code
 import os
 import shlex
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.diagnosis import bundle as bundles
+from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.ranges import find_non_finite
-from slimguard.diagnosis.step import batch_size, with_rows_replaced
-from slimguard.diagnosis.step_copy import ReplayError, StepCopy
+from slimguard.diagnosis.step import ReplayError, Step
 from slimguard.gate import Label
 from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts
@@ -81,8 +80,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
 
 
 def _complain(path: files.Path, what: str) -> None:
-    said = texts.cut(what, _MOST_SHOWN)
-    terminal.complain('cannot replay %s: %s' % (os.fsdecode(path), said))
+    terminal.complain('cannot replay %s: %s' % (os.fsdecode(path), texts.cut(what, _MOST_SHOWN)))
 
 
 def _say(text: str) -> None:
@@ -98,116 +96,112 @@ def _is_bundle(folder: str) -> bool:
 
 
 def _list(folder: str, without: Optional[int]) -> int:
-    found = bundles.paths(folder)
-    if not found:
+    paths = bundles.paths(folder)
+    if not paths:
         raise BundleError(
             'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
             '(%s)' % os.path.join(bundles.folder(folder), 'incident-...')
         )
-    _say('\n'.join(found))
+    _say('\n'.join(paths))
     option = '' if without is None else '--without %d ' % without
     terminal.complain(
         '%s is a log directory with the bundles above, the newest last. Choose one: '
-        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(found[0]))
+        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(paths[0]))
     )
     return 2
 
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
-    copied, fewer = (0, {}) if without is None else with_row_replaced(bundle, without)
-    with StepCopy(bundle.exported, bundle.variables) as copy:
+    with Step(bundle.exported, bundle.variables, bundle.values) as step:
+        size = None if without is None else _size_of_batch_with(step, without)
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         explosion = explosion_in(bundle.history)
-        found = replay(copy, bundle.values, explosion)
-        _say(describe(found, bundle.incident))
-        if without is not None:
-            rest = replay(copy, fewer, explosion)
+        first = replay(step, explosion)
+        _say(describe(first, bundle.incident))
+        if without is not None and size is not None:
+            whole = step.feed
+            copied, fewer = without_rows(step, [without], size)
+            step.draw(fewer)
+            rest = replay(step, explosion)
             still = filter(None, [_reason_of(rest.labels), rest.diagnosis.in_short])
-            told = 'still bad: ' + '; '.join(still) if rest.came_back else 'clean.'
-            _say(_WITHOUT % (without, copied, told))
+            outcome = 'still bad: ' + '; '.join(still) if rest.came_back else 'clean.'
+            _say(_WITHOUT % (without, copied, outcome))
+            step.draw(whole)
         if shell:
-            _open_shell(copy, bundle, found.diagnosis)
-    return 0 if found.came_back else 1
+            _open_shell(step, bundle, first.diagnosis)
+    return 0 if first.came_back else 1
 
 
-def replay(copy: StepCopy, values: Dict[str, np.ndarray], explosion: str = '') -> Replay:
+def replay(step: Step, explosion: str = '') -> Replay:
     """Runs the step again, gate and all, and searches for what makes it bad.
 
     Args:
-      copy: the step.
-      values: what it drew.
+      step: the step.
       explosion: what the steps before show of an explosion.
     """
-    labels = copy.decide(values)
-    return Replay(labels, diagnose_step(copy.step(values), labels, explosion))
+    labels = step.decide()
+    return Replay(labels, diagnose_step(step, labels, explosion))
 
 
-def describe(found: Replay, incident: Dict[str, Any]) -> str:
+def describe(result: Replay, incident: Dict[str, Any]) -> str:
     """The result of a replay, in a few lines.
 
     Args:
-      found: the result.
+      result: the result.
       incident: the fields of the step's `Incident`.
     """
-    if not found.came_back:
+    if not result.came_back:
         lines = ['The failure did not come back: run again, the step is finite.']
-        lines.extend(found.diagnosis.not_seen)
+        lines.extend(result.diagnosis.not_seen)
         return '\n'.join(lines)
-    reason = _reason_of(found.labels, str(incident.get('reason')))
-    return 'The failure came back: %s\n%s' % (reason, found.diagnosis)
+    reason = _reason_of(result.labels, str(incident.get('reason')))
+    return 'The failure came back: %s\n%s' % (reason, result.diagnosis)
 
 
-def _reason_of(labels: List[Label], said: str = '') -> str:
+def _reason_of(labels: List[Label], recorded: str = '') -> str:
     """The reason why a step is bad, in words.
 
     Args:
       labels: what was bad.
-      said: that of the `Incident`, if the step drew the same. Only the incident tells where a limit
-        came from: a multiple of a median, or `max_loss`.
+      recorded: that of the `Incident`, if the step drew the same. Only the incident tells where a
+        limit came from: a multiple of a median, or `max_loss`.
     """
-    limits = {x.kind: 'above its limit: ' + x.name for x in labels if x.kind in ('limit', 'norm')}
-    is_limit = said and 'not finite' not in said and len(limits) == len(labels)
-    return said if is_limit else gates.explain(labels, limits).reason
+    limits = {
+        x.kind: 'above its limit: ' + x.name for x in labels if x.kind in (Label.LIMIT, Label.NORM)
+    }
+    is_limit = recorded and 'not finite' not in recorded and len(limits) == len(labels)
+    return recorded if is_limit else gates.explain(labels, limits).reason
 
 
-def with_row_replaced(bundle: Bundle, row: int) -> Tuple[int, Dict[str, np.ndarray]]:
-    """What the step drew, with a copy of another row in place of one row of the batch.
-
-    Returns:
-      The number of the row that was copied, a finite one if possible; and the values.
+def _size_of_batch_with(step: Step, row: int) -> int:
+    """The size of the batch, of which one row is to be replaced.
 
     Raises:
       BundleError: if there is no such row, or no other.
     """
-    sources = bundle.exported.names['sources']
-    rows = batch_size((sources[name][1], value) for name, value in bundle.values.items())
-    if rows is None:
+    size = batch_size(step)
+    if size is None:
         raise BundleError('nothing that the step drew has rows, so none can be left out')
-    if not 0 <= row < rows:
-        raise BundleError('there is no row %d; the batch has rows 0 to %d' % (row, rows - 1))
-    if rows == 1:
+    if not 0 <= row < size:
+        raise BundleError('there is no row %d; the batch has rows 0 to %d' % (row, size - 1))
+    if size == 1:
         raise BundleError('row 0 is all there is of the batch')
-    bad = {row}
-    for value in (v for v in bundle.values.values() if np.ndim(v) and len(v) == rows):
-        if value.dtype.kind not in 'OSUbiu':
-            bad.update(find_non_finite(value).rows)
-    others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
-    return others[0], with_rows_replaced(bundle.values, [row], rows, others[0])
+    return size
 
 
-def _open_shell(copy: StepCopy, bundle: Bundle, diagnosis: Diagnosis) -> None:
-    copy.load()
-    step = copy.step(bundle.values)
+def _open_shell(step: Step, bundle: Bundle, diagnosis: Diagnosis) -> None:
+    step.reload()
+    feed: Dict[Any, Any] = dict(step.feed)
+    feed[step.gate.watched] = True
     names = {
-        'session': copy.session,
-        'graph': copy.graph,
-        'feed': dict(step.feed),
-        'gate': copy.gate,
+        'session': step.session,
+        'graph': step.graph,
+        'feed': feed,
+        'gate': step.gate,
         'values': bundle.values,
         'diagnosis': diagnosis,
         'np': np,
         'tf': tf,
     }
-    names['feed'][copy.gate.watched] = True
-    with copy.graph.as_default(), copy.session.as_default():
+    with step.graph.as_default(), step.session.as_default():
         code.interact(banner=_BANNER, local=names, exitmsg='')

@@ -1,9 +1,8 @@
-"""A step that can be run again, as often as one likes, without writing.
+"""A step that can be run again, as often as one likes, without writing to the training.
 
-The diagnosis works on a :class:`Step`: a session, the ops of the step, and the values to feed in
-place of its sources. The step is the training's own (:func:`live_step`) if running the forward and
-the backward pass again writes and draws nothing. Otherwise, and in another process, it comes from
-:mod:`step_copy`: a graph and a session of its own, with a copy of the variables.
+A :class:`Step` has a graph and a session of its own, with a copy of the variables. It is built of
+an :class:`ExportedStep`: of one that was just taken out of the training's graph, or of one that a
+bundle kept. So the diagnosis of a training and a replay elsewhere run the same thing.
 """
 
 from typing import (
@@ -16,27 +15,28 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
-    TypeVar,
-    Union,
 )
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.diagnosis.capture import Capture, gate_roots
-from slimguard.diagnosis.ranges import numbers
-from slimguard.gate import Gate, Label
+from slimguard.diagnosis.capture import gate_roots, in_chunks
+from slimguard.diagnosis.exported_step import ExportedStep
+from slimguard.gate import Label
 from slimguard.graph import key, single_runs
 from slimguard.graph.control_flow import Flow
-from slimguard.graph.source_lines import Origin, Origins
+from slimguard.graph.source_lines import Recorded
 
-# Fetched at once. More takes more memory, and less takes more runs, each of which takes a good part
-# of a second in a large graph.
-_CHUNK_BYTES = 192 << 20
-_UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
-_T = TypeVar('_T')
+Values = Dict[str, np.ndarray]
+Feed = Dict[tf.Tensor, np.ndarray]
+
+
+class ReplayError(ValueError):
+    """A step cannot be run again here; the message says what is missing."""
 
 
 class GateCopy(NamedTuple):
@@ -50,86 +50,111 @@ class GateCopy(NamedTuple):
     watched: tf.Tensor
 
 
-def batch_size(drawn: Iterable[Tuple[str, np.ndarray]]) -> Optional[int]:
-    """The first dimension of the bad arrays; else that of most arrays; random ones count least.
-
-    Args:
-      drawn: what a step drew: the type of each op, and its value.
-    """
-    sizes: Dict[int, float] = {}
-    for op_type, value in drawn:
-        if np.ndim(value):
-            is_bad = value.dtype.kind not in 'OSUbiu' and not np.isfinite(numbers(value)).all()
-            weight = 100.0 if is_bad else (0.01 if 'Random' in op_type else 1.0)
-            sizes[len(value)] = sizes.get(len(value), 0.0) + weight
-    return max(sizes, key=lambda size: sizes[size]) if sizes else None
-
-
-def with_rows_replaced(
-    drawn: Dict[_T, np.ndarray], rows: Sequence[int], of: int, other: int
-) -> Dict[_T, np.ndarray]:
-    """What a step drew, with copies of the row `other` in the place of some of a batch of `of`.
-
-    An array belongs to the batch if its first dimension is the batch's. Many graphs are built for
-    batches of one size, so no row is taken out.
-    """
-    replaced = dict(drawn)
-    for name, value in drawn.items():
-        if np.ndim(value) and len(value) == of:
-            replaced[name] = np.array(value)
-            replaced[name][list(rows)] = value[other]
-    return replaced
-
-
 class Step:
-    """A step to run again.
+    """A step to run again, in a graph and a session of its own.
+
+    Use it as a context manager, or call `close`.
 
     Args:
-      session: the session, with the variables as they were before the step.
-      gate: the `Gate`, or a `GateCopy`.
-      feed: what the step drew, by Tensor names.
-      origins: returns the origin of the op of a name.
-      names: by the name of a tensor that stands in for another: the other's name, its op's type.
-      givens: by the name of a source, the names of the float tensors it was computed from.
-      restore: called after each run, to undo what it wrote; None if a run writes nothing.
+      exported: the step as plain data.
+      variables: called with names of variable ops; yields dictionaries with the values that they
+        had before the step. It is asked only for those that a run reads.
+      values: what the step drew, by the sources' names in the user's graph.
+      gpu_options: those of the training's session, if it runs in this process.
 
     Attributes:
+      graph, session: its own.
+      gate: a `GateCopy`.
+      feed: what the step drew, by the placeholders that stand for the sources.
+      origins: returns the origin of the op of a name.
       ops: the ops to run again, in topological order, without the gate's own and without ops that
         only fed tensors need.
       ours: the ops of the gate.
       checked: the float tensors that the gate checks and the gated ops take.
+      flow: the conditions and loops around the ops.
+
+    Raises:
+      ReplayError: if the graph cannot be built here, because this TensorFlow lacks an op.
     """
 
     def __init__(
         self,
-        session,
-        gate: Union[Gate, GateCopy],
-        feed: Dict[str, np.ndarray],
-        origins: Callable[[str], Origin],
-        names: Dict[str, Tuple[str, str]],
-        givens: Dict[str, List[str]],
-        restore: Optional[Callable[[], None]] = None,
+        exported: ExportedStep,
+        variables: Callable[[List[str]], Iterable[Values]],
+        values: Values,
+        gpu_options: Optional[tf1.GPUOptions] = None,
     ):
-        self.session = session
-        self.gate = gate
-        self.graph = session.graph
-        self.feed = {self.graph.get_tensor_by_name(name): v for name, v in feed.items()}
-        self.origins = origins
-        self._names = names
-        self._restore = restore
-        self._fed = {key(t) for t in self.feed}
-        self.ours, self.checked = _split_at_gate(gate)
-        self._givens = {
-            key(self.graph.get_tensor_by_name(name)): list(
-                map(self.graph.get_tensor_by_name, given)
-            )
-            for name, given in givens.items()
+        self._names = names = exported.names
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            _import(exported)
+            try:
+                self._loads = {name: _load_op(self.graph, name) for name in names['variables']}
+                self.gate = _find_gate(self.graph, names)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ReplayError('the graph of this step is not whole: %s' % error) from None
+        config = tf1.ConfigProto(allow_soft_placement=True, gpu_options=gpu_options)
+        # There are few runs: Grappler would take longer to rewrite the graph than they take.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        self.session = tf1.Session(graph=self.graph, config=config)
+        self.origins = Recorded(names['origins'])
+        step = graphs.ancestors(gate_roots(self.gate))
+        self.flow = Flow(step)
+        self.ours = [op for op in step if op.name.startswith(graphs.OURS)]
+        self.checked = _floats_taken_by(self.ours)
+        self._originals = {
+            self._placeholder(name).name: (name, op_type)
+            for name, (_, op_type) in names['sources'].items()
         }
+        self._givens = {
+            key(self._placeholder(name)): [self.graph.get_tensor_by_name(each) for each in given]
+            for name, given in names['givens'].items()
+        }
+        self._read = variables
+        self._loaded: Set[str] = set()
+        # The variables that the forward pass writes, and their values before the step.
+        self._written_ahead = _written_by(self.graph, step)
+        self._ahead: Values = {}
+        self.draw({self._placeholder(name): value for name, value in values.items()})
+
+    def draw(self, feed: Feed) -> None:
+        """From now on a run of the step draws the values in `feed`."""
+        self.feed = feed
+        self._fed = {key(t) for t in self.feed}
         also = [t for given in self._givens.values() for t in given]
         self.ops = _ops_up_to(self.checked + also, self._fed)
-        self.flow = Flow(graphs.ancestors(gate_roots(gate)))
+        self._load(op.name for op in self.ops if op.type in graphs.VARIABLES)
         self._taken: Dict[Tuple[tf.Operation, int], bool] = {}
         self._find_taken()
+
+    def decide(self) -> List[Label]:
+        """Runs the whole step, gate included; returns the labels of what is bad.
+
+        A good step writes its update, and the variables are loaded again.
+        """
+        self._load(self._loads)
+        self._restore()
+        feed: Dict[Any, Any] = dict(self.feed)
+        feed[self.gate.watched] = True
+        bad = self.session.run(self.gate.bad, feed)
+        labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
+        if not labels:
+            self.reload()
+        return labels
+
+    def reload(self) -> None:
+        """Gives all variables the values that they had before the step."""
+        self._loaded.clear()
+        self._load(self._loads)
+
+    def close(self) -> None:
+        self.session.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
         return key(tensor) in self._fed
@@ -146,13 +171,13 @@ class Step:
 
     def name_of(self, tensor: tf.Tensor) -> str:
         """The name that `tensor` has in the user's graph."""
-        return self._names.get(tensor.name, (tensor.name,))[0]
+        return self._originals.get(tensor.name, (tensor.name,))[0]
 
     def type_of(self, op: tf.Operation) -> str:
         """The type that `op` has in the user's graph."""
         for tensor in op.outputs[:1]:
-            if tensor.name in self._names:
-                return self._names[tensor.name][1]
+            if tensor.name in self._originals:
+                return self._originals[tensor.name][1]
         return op.type
 
     def can_fetch(self, tensor: tf.Tensor) -> bool:
@@ -164,53 +189,43 @@ class Step:
         conditions = self.flow.conditions(tensor)
         return all(self._taken.get(c.pred) == c.value for c in conditions)
 
-    def fetch(self, tensors: Sequence[tf.Tensor]) -> List[Optional[np.ndarray]]:
-        """Runs the step as far as `tensors`. None stands for a tensor that has no value."""
-        fed = {key(t): value for t, value in self.feed.items()}
-        values: Dict[Tuple[tf.Operation, int], Optional[np.ndarray]] = {}
-        to_run = []
-        for tensor in tensors:
-            if key(tensor) in fed:
-                values[key(tensor)] = fed[key(tensor)]
-            else:
-                to_run.append(tensor)
-        values.update(zip([key(t) for t in to_run], self._run_or_split(to_run)))
-        return [values[key(t)] for t in tensors]
+    def fetch(
+        self, tensors: Sequence[tf.Tensor], feed: Optional[Feed] = None
+    ) -> List[Optional[np.ndarray]]:
+        """Runs the step as far as `tensors`. None stands for a tensor that has no value.
 
-    def fetch_without(
-        self, tensor: tf.Tensor, rows: Sequence[int], of: int
-    ) -> Optional[np.ndarray]:
-        """As `fetch` of one tensor, with another row in the place of some of a batch of `of`."""
-        other = next(row for row in range(of) if row not in rows)
-        drawn, self.feed = self.feed, with_rows_replaced(self.feed, rows, of, other)
-        try:
-            return self.fetch([tensor])[0]
-        finally:
-            self.feed = drawn
+        Args:
+          tensors: the tensors.
+          feed: what to feed in place of `self.feed`.
+        """
+        feed = self.feed if feed is None else feed
+        values: Dict[Tuple[tf.Operation, int], Optional[np.ndarray]] = {
+            key(t): value for t, value in feed.items()
+        }
+        to_run = [t for t in tensors if not self.is_fed(t)]
+        values.update(zip(map(key, to_run), self._run_or_split(to_run, feed)))
+        return [values[key(t)] for t in tensors]
 
     def in_chunks(self, tensors: Iterable[tf.Tensor]) -> Iterable[List[tf.Tensor]]:
         """`tensors` in lists that fit into memory beside a training, as far as shapes are known."""
         rows = max([v.shape[0] for v in self.feed.values() if np.ndim(v)], default=1)
-        return _in_chunks(tensors, rows)
+        return in_chunks(tensors, rows)
 
-    def _run(self, tensors: List[tf.Tensor]) -> List[Optional[np.ndarray]]:
-        values = single_runs.run_once(self.session, tensors, self.feed)
-        if self._restore is not None:
-            self._restore()
-        return values
-
-    def _run_or_split(self, tensors):
+    def _run_or_split(self, tensors, feed):
         if not tensors:
             return []
         try:
-            return self._run(list(tensors))
+            values = single_runs.run_once(self.session, tensors, feed)
+            self._restore()
+            return values
         except tf.errors.InvalidArgumentError as error:
             if len(tensors) == 1:
                 if 'not have value' in error.message or 'was dead' in error.message:
                     return [None]  # its branch did not run after all
                 raise
             half = len(tensors) // 2
-            return self._run_or_split(tensors[:half]) + self._run_or_split(tensors[half:])
+            halves = tensors[:half], tensors[half:]
+            return [value for each in halves for value in self._run_or_split(each, feed)]
 
     def _find_taken(self) -> None:
         """Finds out which branches the step took: outer conditions first, then those inside."""
@@ -226,78 +241,89 @@ class Step:
                 if value is not None:
                     self._taken[key(tensor)] = bool(value)
 
+    def _load(self, names: Iterable[str]) -> None:
+        """Gives variables the values that they had before the step, unless they have them."""
+        for values in self._read([name for name in names if name not in self._loaded]):
+            self._assign(values)
+            self._loaded.update(values)
+            self._ahead.update((name, values[name]) for name in self._written_ahead & values.keys())
 
-def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
-    """The step in the training's own session. Use it if `can_run_live` says so."""
-    givens = {name: [t.name for t in given] for name, given in capture.givens.items()}
-    return Step(session, capture.gate, values, Origins(session.graph), {}, givens)
+    def _restore(self) -> None:
+        """Undoes the writes of the forward pass."""
+        if self._ahead:
+            self._assign(self._ahead)
 
+    def _assign(self, values: Values) -> None:
+        feed = {self._loads[name].value: value for name, value in values.items()}
+        self.session.run([self._loads[name].op for name in values], feed)
 
-def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
-    """Whether the forward and backward pass can be run again in the training's own session.
-
-    They would write or draw in three cases: the loss waits for a write of a moving average; an op
-    waits for an iterator without using its output; or a function draws, since TensorFlow inlines
-    calls before it looks at feeds. Where an op is in a branch, `run` refuses to fetch it; in a
-    copied graph TensorFlow does not notice the branch.
-    """
-    fed = {key(t) for t in capture.sources if t.name in values}
-    drawn = {op for op, _ in fed}
-    _, checked = _split_at_gate(capture.gate)
-    writes = graphs.Writes(capture.gate.bad.graph)
-    if any(writes.calls(op) for op in drawn):
-        return False
-    also = [t for given in capture.givens.values() for t in given]
-    ops = _ops_up_to(checked + also, fed)
-    if any(op in drawn or op in writes for op in ops):
-        return False
-    flow = Flow(ops)
-    return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)
+    def _placeholder(self, source: str) -> tf.Tensor:
+        return self.graph.get_tensor_by_name(self._names['sources'][source][0] + ':0')
 
 
-def _split_at_gate(gate: Union[Gate, GateCopy]) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
-    """The ops of a gate, and the float tensors of the user's graph that they take."""
-    ours = [op for op in graphs.ancestors(gate_roots(gate)) if op.name.startswith(graphs.OURS)]
+class _Load(NamedTuple):
+    """Gives a variable a value: what to feed, and the op to run."""
+
+    value: tf.Tensor
+    op: tf.Operation
+
+
+def _import(exported: ExportedStep) -> None:
+    try:
+        # The import adds missing attributes to the GraphDef, but an exported step has them all.
+        tf.import_graph_def(exported.graph_def, name='')
+    except (ValueError, tf.errors.OpError, TypeError) as error:
+        raise ReplayError(
+            'TensorFlow %s cannot build the graph of this step, which TensorFlow %s made: '
+            '%s. Use the TensorFlow that trained, or a newer one; and if the op comes from '
+            'a library, call tf.load_op_library first'
+            % (tf.__version__, exported.names['made_with'], _first_part(error))
+        ) from None
+
+
+def _first_part(error: Exception) -> str:
+    """The error message of an import, without the signature of the op that follows."""
+    return str(error).partition('; signature=')[0].partition('\n')[0]
+
+
+def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
+    loss = names['loss']
+    return GateCopy(
+        train_op=graph.get_operation_by_name(names['train_op']),
+        loss=None if loss is None else graph.get_tensor_by_name(loss),
+        written=graph.get_tensor_by_name(names['written']),
+        bad=graph.get_tensor_by_name(names['bad']),
+        labels=tuple(Label(*label) for label in names['labels']),
+        watched=graph.get_tensor_by_name(names['watched']),
+    )
+
+
+def _load_op(graph: tf.Graph, name: str) -> _Load:
+    variable = graph.get_operation_by_name(name)
+    dtype = tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    target = variable.outputs[0]
+    with tf.name_scope(graphs.OURS + 'load/'):
+        value = tf1.placeholder(dtype)
+        if variable.type == 'VarHandleOp':
+            return _Load(value, tf.raw_ops.AssignVariableOp(resource=target, value=value))
+        assigned = tf.raw_ops.Assign(ref=target, value=value, validate_shape=False)
+        return _Load(value, assigned.op)
+
+
+def _written_by(graph: tf.Graph, step: Sequence[tf.Operation]) -> Set[str]:
+    """The variables that the ops of a step write before the gate decides, by their ops' names."""
+    writes = graphs.Writes(graph)
+    theirs = [op for op in step if not op.name.startswith(graphs.OURS)]
+    return {v.name for op in theirs for v in writes.variables(op)}
+
+
+def _floats_taken_by(ours: Sequence[tf.Operation]) -> List[tf.Tensor]:
+    """The float tensors of the user's graph that the ops of a gate take."""
     taken = {key(t): t for op in ours for t in op.inputs if not t.op.name.startswith(graphs.OURS)}
-    return ours, [t for t in taken.values() if graphs.is_float(t)]
+    return [t for t in taken.values() if graphs.is_float(t)]
 
 
 def _ops_up_to(checked: Sequence[tf.Tensor], fed) -> List[tf.Operation]:
     """The ops that `checked` need if the tensors whose keys are in `fed` are fed."""
     roots = [t.op for t in checked if key(t) not in fed]
     return graphs.ancestors(roots, lambda op: graphs.needs(op, fed))
-
-
-# In parts.
-
-
-def _in_chunks(tensors: Iterable[tf.Tensor], rows: int = 1) -> Iterator[List[tf.Tensor]]:
-    """`tensors` in lists of at most `_CHUNK_BYTES`; a larger one is in a list of its own."""
-    chunk: List[tf.Tensor] = []
-    size = 0
-    for tensor in tensors:
-        more = bytes_of(tensor, rows)
-        if chunk and size + more > _CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(tensor)
-        size += more
-    if chunk:
-        yield chunk
-
-
-def variables_in_chunks(
-    session, capture: Capture, names: Iterable[str]
-) -> Iterator[Dict[str, np.ndarray]]:
-    """The values of a step's variables, in parts that fit into memory, by the ops' names."""
-    names_of = {key(capture.reads[name]): name for name in names}
-    for chunk in _in_chunks([capture.reads[name] for name in names_of.values()]):
-        yield single_runs.run_once(session, {names_of[key(read)]: read for read in chunk})
-
-
-def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
-    """About how many bytes a tensor has; a dimension that is not known counts as `rows`."""
-    if tensor.shape.rank is None:
-        return _UNKNOWN_BYTES
-    sizes = [size or rows for size in tensor.shape.as_list()]
-    return int(np.prod(sizes, dtype=np.float64)) * max(tensor.dtype.base_dtype.size, 1)

@@ -66,11 +66,14 @@ class Origins:
 
 
 class Recorded:
-    """Origins read from a file, for a graph that another process built."""
+    """Origins that were recorded, for a graph that was imported; some by another process."""
 
     def __init__(self, table: dict):
         self._lines = [Line(*line) for line in table['lines']]
         self._ops = table['ops']
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ops
 
     def __call__(self, name: str) -> Origin:
         number, forward = self._ops.get(name, (None, None))

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from slimguard.diagnosis.bundle import Bundle
-from slimguard.diagnosis.diagnosis import PHASES
+from slimguard.diagnosis.diagnosis import PHASES, Phase
 from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import advice, record_file
 from slimguard.incidents.incident import Incident
@@ -227,7 +227,7 @@ def opened_of(read: Bundle, most: int) -> Opened:
     )
     said = read.diagnosis
     bad, rows = ([], 0) if said is None else _bad_rows(said)
-    is_later = said is not None and said['phase'] != 'input'
+    is_later = said is not None and said['phase'] != Phase.INPUT
     opened = opened._replace(
         batch=samples.in_numbers(drawn, bad, rows),
         sheets=samples.sheets(drawn, bad if is_later else [], rows, most),
@@ -251,7 +251,11 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
     A later tensor may have another first dimension than the batch: `samples` compares.
     """
     found = said['non_finite']
-    if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:
+    if (
+        said['phase'] not in (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD)
+        or not said['output']
+        or not found
+    ):
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in found['rows'] if isinstance(row, int)]

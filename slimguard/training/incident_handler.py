@@ -9,7 +9,7 @@ from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.checkpoints.snapshots import IS_RUINED
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
-from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.diagnosis import Diagnosis, Phase
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
@@ -97,7 +97,7 @@ class IncidentHandler:
                 self._examine_and_decide(session, opened, override is None)
                 for other in beside:
                     self._examine(session, other)
-                    self._keep(session, other, ends=False)
+                    self._keep(other, ends=False)
                 if override is None:
                     self._act(run_context, opened)
                 else:
@@ -120,10 +120,10 @@ class IncidentHandler:
             policy = self._decide(opened, ruin)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
-            self._keep(session, opened, ends=True)
+            self._keep(opened, ends=True)
             raise
         opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
-        self._keep(session, opened, ends=is_policy and policy.ends)
+        self._keep(opened, ends=is_policy and policy.ends)
 
     def _examine_ahead(self, session, opened: OpenIncident, is_policy: bool, ruin: str) -> None:
         """Examines a step as far as the decision needs, if policies and no user decide."""
@@ -163,12 +163,11 @@ class IncidentHandler:
             step = opened.incident, opened.labels
             opened.note_found(evidence.examine(session, *step, decides, ends, opened.history))
 
-    def _keep(self, session, opened: OpenIncident, ends: bool) -> None:
+    def _keep(self, opened: OpenIncident, ends: bool) -> None:
         """Writes the bundle; searches all of the step first if the training `ends` with it."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
-            step = opened.incident, opened.labels, opened.found
-            opened.note_found(evidence.keep(session, *step, ends, opened.history))
+            opened.note_found(evidence.keep(opened.found, opened.incident, ends))
             opened.note_reason(opened.found.why_not)
 
     def _evidence_of(self, opened: OpenIncident) -> Optional[Evidence]:
@@ -241,16 +240,16 @@ class IncidentHandler:
             return None
         skips, goes_back = policies.may(Skip), policies.may(Rollback)
         diagnosis, kind = opened.found.diagnosis, opened.found.kind
-        phase = 'unknown' if diagnosis is None else diagnosis.phase
+        phase = Phase.UNKNOWN if diagnosis is None else diagnosis.phase
         if diagnosis is not None and diagnosis.bad_rows is not None:
             return advice.for_bad_data(diagnosis.bad_rows, incident.bundle, skips)
         if kind == COMES_AGAIN:
             return None  # a log line said that nothing here changes it
         if kind == BATCH:
             return advice.for_a_bad_batch(skips)
-        if incident.state_lost or phase == 'variable':
+        if incident.state_lost or phase == Phase.VARIABLE:
             return advice.for_lost_state(goes_back)
-        if kind == EXPLOSION or phase == 'unknown' or asks:
+        if kind == EXPLOSION or phase == Phase.UNKNOWN or asks:
             return advice.for_an_explosion(policies.learning_rate, incident.reason)
         return None
 

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.diagnosis.evidence import Found
+from slimguard.diagnosis.evidence import Examination
 from slimguard.gate.reading.losses import label_of
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
@@ -23,6 +23,8 @@ from slimguard.incidents.policies import Policy
 
 # The ops of `tf.debugging.check_numerics`.
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
+# The kinds of labels of a step whose values are all finite.
+_OUT_OF_BOUNDS = (gates.Label.LIMIT, gates.Label.NORM, gates.Label.RANK)
 
 
 class OpenIncident:
@@ -57,7 +59,7 @@ class OpenIncident:
         self.policy: Optional[Policy] = None
         self.acting = 'on_nan'
         self.has_failed = False
-        self.found = Found()
+        self.found = Examination()
         self.remarks = self.spent = self.again = ''
         self._versions = [incident]
         self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
@@ -72,7 +74,7 @@ class OpenIncident:
     @property
     def is_finite(self) -> bool:
         """Whether the gate found no NaN or Inf: values were out of bounds only."""
-        return all(label.kind in ('limit', 'norm', 'rank') for label in self.labels)
+        return all(label.kind in _OUT_OF_BOUNDS for label in self.labels)
 
     @property
     def cause(self) -> Optional[str]:
@@ -92,7 +94,7 @@ class OpenIncident:
             self.remarks += more
             self.note(reason=self.incident.reason + more)
 
-    def note_found(self, found: Found) -> None:
+    def note_found(self, found: Examination) -> None:
         """Notes what an examination has found."""
         self.found = found
         diagnosis = None if found.diagnosis is None else str(found.diagnosis)
@@ -123,7 +125,7 @@ class OpenIncident:
         for log, args in self._to_log:
             log(*args)
         self.gate, self.bad, self.history = None, (), None
-        self.found = Found()
+        self.found = Examination()
         self._versions, self._to_log = [self.incident], []
 
 
@@ -197,7 +199,7 @@ def _incident_of(
 # variable.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The labels of what was not finite before the step.
-_LOST = ('before', 'state')
+_LOST = (gates.Label.BEFORE, gates.Label.STATE)
 
 
 def look_again(session, opened: OpenIncident) -> None:

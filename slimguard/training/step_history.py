@@ -175,21 +175,21 @@ class StepHistory:
         """
         kinds = {label.kind for label in labels}
         words: Dict[str, str] = {}
-        ranks = [label.name for label in labels if label.kind == 'rank']
+        ranks = [label.name for label in labels if label.kind == gates.Label.RANK]
         is_elsewhere = bool(ranks) and gates.name_of(self.gate.ranks.rank) not in ranks
         for kind, name, value, usual in (
-            ('limit', 'loss', loss, self._loss),
-            ('norm', gates.GRADIENT_NORM, norm, self._norm),
+            (gates.Label.LIMIT, 'loss', loss, self._loss),
+            (gates.Label.NORM, gates.GRADIENT_NORM, norm, self._norm),
         ):
             if kind not in kinds or self.spike is None or value is None:
                 continue
             if is_elsewhere:
                 words[kind] = 'above its limit: ' + name
                 continue
-            if kind == 'limit' and self._is_above(max_loss, value):
+            if kind == gates.Label.LIMIT and self._is_above(max_loss, value):
                 continue
             # If a value is not finite, the incident says that instead.
-            is_named = 'value' in kinds and not math.isfinite(value)
+            is_named = gates.Label.VALUE in kinds and not math.isfinite(value)
             words[kind] = '' if is_named else _times(name, value, usual)
         return words
 

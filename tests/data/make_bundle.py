@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from slimguard import compat, gate
 from slimguard.diagnosis import bundle
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import BadStep, Capture
 from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
 
@@ -42,8 +42,8 @@ with tf.Session() as session:
     values = capture.take(session)
     finding = found.explain(bad)
     incident = Incident(0, float(value), finding.reason, finding.tensors, 'hook', time.time())
-    diagnosis = diagnose(session, capture, values, labels)
-    path = bundle.write(sys.argv[1], session, capture, incident, values, diagnosis)
+    bad_step = BadStep(session, capture, values, labels, incident)
+    path = bundle.write(sys.argv[1], bad_step, diagnose(bad_step))
 with open(path + '/incident.json', 'r+') as file:
     said = file.read().replace(os.getcwd() + '/', '')  # where it was made is of no interest
     file.seek(0)

@@ -7,6 +7,7 @@ import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle, evidence, replay
 from slimguard.diagnosis.capture import Capture
+from slimguard.system import memory
 from tests.helpers.models import Batches, Linear, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -62,6 +63,17 @@ def test_a_replay_searches_all_of_what_was_not_searched(tmp_path, no_time, capsy
 def test_the_last_incident_is_searched_as_long_as_it_takes(tmp_path, no_time):
     with pytest.raises(tf.errors.InvalidArgumentError, match='log of a negative number'):
         train(Log(bad=[3]), tmp_path, on_nan='raise')
+
+
+def test_without_memory_for_a_copy_of_the_variables_what_the_step_drew_is_looked_at(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(memory, 'available', lambda: 8)
+    train(Log(bad=[3]), tmp_path)
+    assert told(tmp_path).splitlines()[-1] == (
+        '  the step was not searched for the cause: '
+        'a copy of its variables takes 0.0 MB, and 0.0 MB of memory are free'
+    )
 
 
 def test_ten_seconds_are_enough_for_a_small_step_and_not_for_large_tensors():

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import BundleError, arrays, reading
-from slimguard.diagnosis.step_copy import StepCopy
+from slimguard.diagnosis.step import Step
 from slimguard.system import files
 from tests.helpers import zoo
 from tests.helpers.bundles import variables_of, write
@@ -58,8 +58,8 @@ def test_variables_that_numpy_has_no_dtype_for_are_in_the_replay_too(tmp_path):
     }
     for name, value in variables_of(it).items():
         assert value.dtype == before[name].dtype and value.tolist() == before[name].tolist()
-    with StepCopy(it.exported, it.variables) as copy:
-        assert replay.replay(copy, it.values).came_back
+    with Step(it.exported, it.variables, it.values) as step:
+        assert replay.replay(step).came_back
 
 
 ARRAYS = [

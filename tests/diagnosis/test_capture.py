@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard import compat, gate
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import BadStep, Capture
 from slimguard.diagnosis.diagnose import diagnose
 from tests.helpers.gate_models import initialize, new_session
 from tests.helpers.models import Batches
@@ -169,7 +169,7 @@ def test_of_two_inputs_in_a_cond_the_one_taken_is_kept(control_flow):
         values = watched.take()
         assert (values == {}) == written
     # The last one, after each input was drawn twice.
-    found = diagnose(watched.session, watched.capture, values)
+    found = diagnose(BadStep(watched.session, watched.capture, values))
     assert (found.phase, found.non_finite.rows) == ('input', [1])
     np.testing.assert_array_equal(values[found.tensor], used)
     assert len(values) == 2 + len(watched.capture.gate.limits)  # what was not taken has no value

@@ -10,8 +10,8 @@ import tensorflow as tf
 from slimguard import compat
 from slimguard.diagnosis.diagnose import diagnose, glance
 from slimguard.diagnosis.exported_step import export
-from slimguard.diagnosis.step import can_run_live
 from tests.helpers import zoo
+from tests.helpers.gate_models import new_session
 from tests.helpers.models import Batches
 from tests.helpers.zoo import Failed, batches, put, regression, weights
 
@@ -34,7 +34,7 @@ def test_the_diagnosis_names_the_op_the_line_and_the_reason(name):
     expected = zoo.ZOO[name]
     failed = zoo.failed(name)
     before = failed.state()
-    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    found = diagnose(failed.bad_step)
     assert failed.state() == before
     assert expected.says in found.trouble
     assert found.phase == expected.phase
@@ -46,19 +46,18 @@ def test_the_diagnosis_names_the_op_the_line_and_the_reason(name):
 
 def diagnosis_of(failed):
     before = failed.state()
-    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    found = diagnose(failed.bad_step)
     assert failed.state() == before
     return found
 
 
 @pytest.mark.full
-def test_a_forward_pass_that_writes_is_run_in_a_copy():
+def test_a_forward_pass_that_writes_is_run_again_and_writes_nothing():
     slim = compat.import_slim()
     normal = slim.batch_norm(
         tf.matmul(batches(put(0.0, 2)), weights()), updates_collections=None, is_training=True
     )
     failed = Failed(tf.reduce_mean(tf.math.log(normal)))  # at fault: log
-    assert not can_run_live(failed.capture, failed.values)
     found = diagnosis_of(failed)
     assert (found.phase, found.op_type) == ('forward', 'Log')
     assert 'at fault: log' in found.line.text
@@ -84,6 +83,36 @@ def test_each_run_of_the_copy_begins_with_the_same_variables():
     found = diagnosis_of(Failed(regression(tf.matmul(logs, weights()))))
     assert found.non_finite.positions == [((2, 1), -np.inf)]
     assert found.output.inf == 1
+
+
+@pytest.mark.full
+def test_a_step_of_several_devices_runs_again_where_some_of_them_are_missing(monkeypatch):
+    anywhere = new_session(allow_soft_placement=True)
+    monkeypatch.setattr(zoo, 'new_session', lambda: anywhere)
+    with tf.device('/job:localhost/task:0/device:GPU:0'):
+        logs = tf.math.log(batches(put(0.0, 2, 1)))
+    with tf.device('/device:CPU:1'):
+        failed = Failed(tf.reduce_mean(tf.matmul(logs, weights())))
+    placed = {node.device for node in export(failed.capture).graph_def.node if node.op == 'Log'}
+    assert placed == {'/device:GPU:0'}
+    assert diagnosis_of(failed).op_type == 'Log'
+
+
+@pytest.mark.full
+def test_it_runs_on_the_gpus_that_the_training_may_use(monkeypatch):
+    options = tf1.GPUOptions(visible_device_list='1')
+    training = new_session(gpu_options=options)
+    monkeypatch.setattr(zoo, 'new_session', lambda: training)
+    configs, begin = [], tf1.Session.__init__
+
+    def begin_and_note(self, *args, **kwargs):
+        configs.append(kwargs['config'])
+        begin(self, *args, **kwargs)
+
+    failed = zoo.failed('log_of_zero')
+    monkeypatch.setattr(tf1.Session, '__init__', begin_and_note)
+    diagnosis_of(failed)
+    assert [config.gpu_options for config in configs] == [options]
 
 
 def test_an_op_that_waits_for_the_batch_draws_no_other():
@@ -120,7 +149,7 @@ def test_all_of_a_batch_that_is_bad_is_named(search):
     if search:
         found = diagnosis_of(failed)
     else:
-        found = glance(failed.capture, failed.values, 'no time')
+        found = glance(failed.bad_step, 'no time')
     assert found.tensor == y.name
     assert found.trouble.endswith('in rows 0, 1, 2, 3; not finite as well: %s' % weight.name)
 
@@ -204,7 +233,7 @@ def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
     before = drawn.drawn
     found = diagnosis_of(failed)
     assert drawn.drawn == before == 4
-    assert not found.found
+    assert not found.is_known
     assert 'not kept, for it was drawn inside a loop: while/PyFunc' in str(found)
 
 
@@ -333,7 +362,7 @@ def test_a_moving_average_that_the_step_reads_again_is_no_input(search, is_bad_d
     if search:
         found = diagnosis_of(failed)
     else:
-        found = glance(failed.capture, failed.values, 'no time')
+        found = glance(failed.bad_step, 'no time')
     if is_bad_data:
         assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'zz:0', [5, 6])
         assert 'not finite as well' not in found.trouble

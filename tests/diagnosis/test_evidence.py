@@ -26,7 +26,7 @@ class Watch(tf1.train.SessionRunHook):
         self.found = []
 
     def before_run(self, run_context):
-        fetches = [self._gate.written, self._gate.bad, self._evidence.fetch]
+        fetches = [self._gate.written, self._gate.bad, self._evidence.capture.fetch]
         return tf1.train.SessionRunArgs(fetches, {self._gate.watched: True})
 
     def after_run(self, run_context, run_values):
@@ -38,7 +38,7 @@ class Watch(tf1.train.SessionRunHook):
             incident = Incident(len(self.found), None, reason, finding.tensors, 'hook', time.time())
             session = run_context.session
             examined = self._evidence.examine(session, incident, labels, is_last=self._is_last)
-            kept = self._evidence.keep(session, incident, labels, examined, self._is_last)
+            kept = self._evidence.keep(examined, incident, self._is_last)
             self.found.append(kept)
 
 
@@ -75,7 +75,6 @@ def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, m
     batches = Batches(bad=[1])
     step = tf1.train.get_or_create_global_step()
     count = tf1.get_variable('count', initializer=0.0, trainable=False)
-    # A forward pass that writes is diagnosed in a copy of the graph.
     with tf.control_dependencies([count.assign_add(1.0)]):
         x = tf.identity(batches.x)
     loss = tf.reduce_mean(tf.square(tf.matmul(x, tf1.get_variable('w', [3, 1]))))
@@ -182,7 +181,7 @@ def test_what_goes_wrong_here_is_logged_once_and_counted_and_does_not_hide_the_i
             for _ in range(4):
                 session.run(found.train_op)
         asked.close()
-    assert all(each.bundle is None and each.diagnosis.found for each in hook.found)
+    assert all(each.bundle is None and each.diagnosis.is_known for each in hook.found)
     first, last = lines
     assert first.startswith('the bundle could not be written: ')
     assert last == 'the bundle could not be written: 3 more not shown'
@@ -195,4 +194,4 @@ def test_a_place_that_cannot_be_listed_still_gives_a_diagnosis(tmp_path, monkeyp
 
     monkeypatch.setattr(bundle, 'paths', fail)
     (found,) = train(str(tmp_path), bad=[1])
-    assert found.diagnosis.found and found.bundle is not None
+    assert found.diagnosis.is_known and found.bundle is not None

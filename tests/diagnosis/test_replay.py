@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
+from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import arrays
-from slimguard.diagnosis.step_copy import StepCopy
+from slimguard.diagnosis.step import Step
 from tests.helpers import zoo
 from tests.helpers.bundles import write
 from tests.helpers.children import forked_python
@@ -35,12 +36,11 @@ def bundles(tmp_path_factory):
 @pytest.mark.parametrize('name', sorted(zoo.ZOO)[::3])
 def test_the_failure_comes_back_with_the_same_loss_and_diagnosis(bundles, name):
     it = bundle.read(bundles[name])
-    with StepCopy(it.exported, it.variables) as copy:
-        found = replay.replay(copy, it.values)
+    with Step(it.exported, it.variables, it.values) as step:
+        found = replay.replay(step)
         assert found.came_back
         assert str(found.diagnosis) == it.text
-        step = copy.step(it.values)
-        loss = copy.session.run(copy.gate.loss, step.feed)
+        loss = step.session.run(step.gate.loss, step.feed)
         np.testing.assert_equal(float(loss), float(it.incident['loss']))
 
 
@@ -126,12 +126,14 @@ def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
 
 def test_what_goes_with_the_batch_is_replaced_with_the_row(bundles):
     it = bundle.read(bundles['dropout_decides'])
-    copied, values = replay.with_row_replaced(it, 0)
-    batch = [name for name, value in it.values.items() if value.ndim]
-    assert len(batch) == 2  # the batch, and the mask of its dropout
-    for name in batch:
-        np.testing.assert_array_equal(values[name][0], it.values[name][copied])
-        np.testing.assert_array_equal(values[name][1:], it.values[name][1:])
+    with Step(it.exported, it.variables, it.values) as step:
+        copied, replaced = without_rows(step, [0], batch_size(step))
+        batch = [tensor for tensor, value in step.feed.items() if value.ndim]
+        assert len(batch) == 2  # the batch, and the mask of its dropout
+        for tensor in batch:
+            drawn = step.feed[tensor]
+            np.testing.assert_array_equal(replaced[tensor][0], drawn[copied])
+            np.testing.assert_array_equal(replaced[tensor][1:], drawn[1:])
 
 
 @pytest.mark.parametrize('row, says', [(6, 'rows 0 to 5'), (-1, 'rows 0 to 5')])
@@ -164,10 +166,10 @@ def test_a_replay_leaves_the_variables_as_they_were(bundles):
         name: np.where(value == 0, 0.5, value).astype(value.dtype)
         for name, value in it.values.items()
     }
-    with StepCopy(it.exported, it.variables) as copy:
+    with Step(it.exported, it.variables, good) as step:
         # Even a step that turns out to be good, and is therefore written.
-        assert not replay.replay(copy, good).came_back
-        after = copy.session.run({name: read_of(copy.graph, name) for name in before})
+        assert not replay.replay(step).came_back
+        after = step.session.run({name: read_of(step.graph, name) for name in before})
     assert {name: value.tobytes() for name, value in after.items()} == before
 
 

@@ -21,11 +21,8 @@ def incident_of(failed, step=None, reason=None):
 
 
 def write(failed, logdir, step=None, reason=None, **kwargs):
-    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
-    incident = incident_of(failed, step, reason)
-    return bundle.write(
-        str(logdir), failed.session, failed.capture, incident, failed.values, found, **kwargs
-    )
+    bad_step = failed.bad_step._replace(incident=incident_of(failed, step, reason))
+    return bundle.write(str(logdir), bad_step, diagnose(bad_step), **kwargs)
 
 
 def variables_of(it):

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import BadStep, Capture
 from tests.helpers.gate_models import initialize, new_session
 
 tf1 = tf.compat.v1
@@ -246,6 +246,7 @@ class Failed:
       session, capture, gate: those of the training, on a finalized graph.
       labels: the labels of what the gate found.
       values: the values that the step drew.
+      bad_step: all of these.
       loss: the value of the loss.
       steps: how many good steps came before.
     """
@@ -273,6 +274,7 @@ class Failed:
         assert not written, 'no step was bad'
         self.labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
         self.values = self.capture.take(self.session)
+        self.bad_step = BadStep(self.session, self.capture, self.values, self.labels)
 
     def state(self):
         """The bytes of every variable of the step."""

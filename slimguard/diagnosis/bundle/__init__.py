@@ -15,13 +15,19 @@ you trust.
 The files:
 
     arrays.py   arrays of every dtype in an .npz
-    reading.py  a bundle, read
-    writing.py  a bundle, written
-    folders.py  the bundles of a log directory: listed, named, removed
+    reading.py  the bundles of a log directory: listed, read
+    writing.py  a bundle: named, written, removed
 """
 
-from slimguard.diagnosis.bundle.folders import folder, is_bundle, paths
-from slimguard.diagnosis.bundle.reading import Bundle, BundleError, read, read_json
+from slimguard.diagnosis.bundle.reading import (
+    Bundle,
+    BundleError,
+    folder,
+    is_bundle,
+    paths,
+    read,
+    read_json,
+)
 from slimguard.diagnosis.bundle.writing import write
 
 __all__ = [

@@ -1,13 +1,18 @@
-"""Reads a bundle. Anything that is missing, damaged or too large raises `BundleError`."""
+"""Lists the bundles of a training, and reads them.
+
+Anything that is missing, damaged or too large in a bundle raises `BundleError`.
+"""
 
 import contextlib
 import json
 import math
 import os
+import re
 import zipfile
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle import arrays
@@ -18,6 +23,10 @@ JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
 # The largest bundle that is written, and the largest file of one that is read, in bytes.
 MOST_BYTES = 8 << 30
 VERSION = 2
+
+_NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
+_TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
+_LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
 
 _NON_FINITE = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
 _KINDS = {
@@ -33,6 +42,43 @@ _KINDS = {
 
 class BundleError(ValueError):
     """A folder is no bundle, or a damaged one; the message says which file, and what is wrong."""
+
+
+def folder(logdir: files.Path) -> str:
+    """Where the bundles of a training are."""
+    return os.path.join(files.as_path(logdir), 'slimguard')
+
+
+def paths(logdir: files.Path) -> List[str]:
+    """The bundles in a log directory, the oldest first, by the times of their incidents.
+
+    A bundle that does not tell its time counts as the oldest. The times of files are not used:
+    copying changes them.
+    """
+    parent = folder(logdir)
+    bundles = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
+    # A link leads to one that is not ours to remove.
+    bundles = [path for path in bundles if not os.path.islink(path) and is_bundle(path)]
+    return sorted(bundles, key=_order)
+
+
+def is_bundle(path: str) -> bool:
+    """Whether a folder holds a bundle, whole or damaged; reading it tells which.
+
+    Raises:
+      tf.errors.OpError: if a remote file system cannot be asked.
+    """
+    return files.exists(os.path.join(path, JSON))
+
+
+def _order(path: str) -> Tuple[float, str]:
+    """The time of the incident. Only the beginning of incident.json is read: it may be large."""
+    try:
+        with files.open_to_read(os.path.join(path, JSON)) as file:
+            match = _TIME.search(file.read(_LOOKED_AT))
+    except (OSError, tf.errors.OpError):
+        match = None
+    return float(match.group(1)) if match else -math.inf, path
 
 
 class Bundle(NamedTuple):
@@ -72,9 +118,9 @@ def read(path: files.Path) -> Bundle:
       BundleError: if there is no bundle, or anything in it is missing, damaged or too large.
     """
     folder = files.as_path(path, 'bundle')
-    said = read_json(folder)
-    step = said['step']
-    values = dict(_load(folder, DRAWN, said['dtypes']))
+    content = read_json(folder)
+    step = content['step']
+    values = dict(_load(folder, DRAWN, content['dtypes']))
     with _opened(folder, GRAPH) as file:
         graph_def = tf1.GraphDef.FromString(file.read())
         if not graph_def.node:
@@ -88,9 +134,10 @@ def read(path: files.Path) -> Bundle:
         for name, value in _load(folder, STATE, {each: step['variables'][each] for each in names}):
             yield {name: value}
 
-    told = {name: said[name] for name in ('incident', 'diagnosis', 'text', 'versions', 'history')}
+    names = ('incident', 'diagnosis', 'text', 'versions', 'history')
+    parts = {name: content[name] for name in names}
     exported = ExportedStep(graph_def, step)
-    return Bundle(path=folder, values=values, exported=exported, variables=variables, **told)
+    return Bundle(path=folder, values=values, exported=exported, variables=variables, **parts)
 
 
 def read_json(path: files.Path) -> Dict[str, Any]:
@@ -101,15 +148,16 @@ def read_json(path: files.Path) -> Dict[str, Any]:
     """
     folder = files.as_path(path, 'bundle')
     with _opened(folder, JSON) as file:
-        said = json.loads(file.read().decode('utf-8'))
-        if not isinstance(said, dict) or said.get('version') != VERSION:
+        content = json.loads(file.read().decode('utf-8'))
+        if not isinstance(content, dict) or content.get('version') != VERSION:
             raise ValueError('it is not of version %d, which this slimguard reads' % VERSION)
-        _require_kinds(said, _KINDS)
-        _require_kinds(said['step'], {'sources': dict, 'variables': dict})
-        if not said['dtypes'].keys() <= said['step']['sources'].keys():
+        _require_kinds(content, _KINDS)
+        _require_kinds(content['step'], {'sources': dict, 'variables': dict})
+        if not content['dtypes'].keys() <= content['step']['sources'].keys():
             raise ValueError('it names arrays that the step does not draw')
-        said.update((name, _numbers(said[name])) for name in ('incident', 'diagnosis', 'history'))
-    return said
+        for name in ('incident', 'diagnosis', 'history'):
+            content[name] = _numbers(content[name])
+    return content
 
 
 def _numbers(thing: Any) -> Any:
@@ -121,9 +169,9 @@ def _numbers(thing: Any) -> Any:
     return _NON_FINITE.get(thing, thing) if isinstance(thing, str) else thing
 
 
-def _require_kinds(said: Dict[str, Any], kinds: Dict[str, Any]) -> None:
+def _require_kinds(content: Dict[str, Any], kinds: Dict[str, Any]) -> None:
     for name, kind in kinds.items():
-        if not isinstance(said.get(name), kind):
+        if not isinstance(content.get(name), kind):
             raise ValueError('no %r of the right kind' % name)
 
 

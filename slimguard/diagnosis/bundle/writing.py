@@ -1,48 +1,49 @@
-"""Writes a bundle: the step, what it drew, the state before it, and what happened."""
+"""Writes a bundle: the step, what it drew, the state before it, and what happened; removes others.
 
+A bundle is written under the name that it will have, ``incident.json`` last, and removed with that
+file first. A folder without it is no bundle: somebody is writing it, or was killed while writing.
+That holds on object stores too, where no folder can be renamed in one step.
+"""
+
+import itertools
 import json
 import math
 import os
 import platform
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import numpy as np
 import tensorflow as tf
 
-from slimguard.diagnosis.bundle import arrays, folders, reading
+from slimguard.diagnosis.bundle import arrays, reading
 from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError
-from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.capture import BadStep, Capture, bytes_of
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.exported_step import ExportedStep, export
-from slimguard.diagnosis.step import bytes_of, variables_in_chunks
-from slimguard.incidents.history import History
+from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
+
+# The bundles that this process made. The record names them for good, so the name of a removed
+# bundle is not used again.
+_made: Set[str] = set()
 
 
 def write(
     logdir: files.Path,
-    session,
-    capture: Capture,
-    incident,
-    values: Dict[str, np.ndarray],
+    bad_step: BadStep,
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
-    history: Optional[History] = None,
 ) -> str:
-    """Writes a bundle, and removes those beyond `max_bundles`, as `folders.remove_beyond` says.
+    """Writes a bundle, and removes those beyond `max_bundles`, as `_remove_beyond` says.
 
     Readers never see it half-written. If it cannot be finished, nothing of it is left. On a disk of
     this machine it leaves room for two more of its size, since a checkpoint is about as large.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
-      session: the session, with the variables as they were before the bad step.
-      capture: the `Capture` of the train op.
-      incident: the `Incident`.
-      values: what the step drew, as `capture.take` returned it.
+      bad_step: the step, with its incident.
       diagnosis: the `Diagnosis`, if there is one.
       max_bundles: how many bundles there may be in `logdir`; at least 1.
-      history: the last steps, the bad one included, if they are known.
 
     Returns:
       The path of the bundle.
@@ -51,24 +52,26 @@ def write(
       OSError, tf.errors.OpError: if it cannot be written.
       BundleError: if it would be larger than a bundle may be.
     """
+    capture, incident, history = bad_step.capture, bad_step.incident, bad_step.history
+    assert incident is not None
     exported = export(capture)
-    size = _size(capture, exported, values)
+    size = _size(capture, exported, bad_step.values)
     if size > reading.MOST_BYTES:
         limit = files.megabytes(reading.MOST_BYTES)
         raise BundleError('it would have %s, and the most is %s' % (files.megabytes(size), limit))
-    parent = folders.folder(logdir)
+    parent = reading.folder(logdir)
     files.make_dirs(parent)
     _require_room(parent, size)
-    path = folders.make(parent, incident.step)
+    path = _make(parent, incident.step)
     try:
         with _create(os.path.join(path, GRAPH)) as file:
             file.write(exported.graph_def.SerializeToString())
         with _create(os.path.join(path, STATE)) as file:
-            chunks = variables_in_chunks(session, capture, list(exported.names['variables']))
+            chunks = capture.variables_in(bad_step.session, list(exported.names['variables']))
             arrays.save(file, (pair for chunk in chunks for pair in chunk.items()))
         with _create(os.path.join(path, DRAWN)) as file:
-            dtypes = arrays.save(file, values.items())
-        said = {
+            dtypes = arrays.save(file, bad_step.values.items())
+        content = {
             'version': reading.VERSION,
             'time': incident.time,  # near the beginning: readers of the time stop there
             'versions': _versions(),
@@ -79,12 +82,12 @@ def write(
             'dtypes': dtypes,
             'step': exported.names,
         }
-        content = json.dumps(_to_json(said), allow_nan=False).encode('utf-8')
-        files.write_atomically(os.path.join(path, JSON), content)
+        encoded = json.dumps(_to_json(content), allow_nan=False).encode('utf-8')
+        files.write_atomically(os.path.join(path, JSON), encoded)
     except BaseException:
-        folders.remove(path)
+        _remove(path)
         raise
-    folders.remove_beyond(logdir, max_bundles, path)
+    _remove_beyond(logdir, max_bundles, path)
     return path
 
 
@@ -153,3 +156,80 @@ def _to_json(thing: Any) -> Any:
     if thing is None or isinstance(thing, (bool, int, float, str)):
         return thing
     return str(thing)
+
+
+# The folders.
+
+
+def _make(parent: str, step: Optional[int]) -> str:
+    """Makes the folder for the bundle of a step, under a name that was never used.
+
+    On remote file systems, two trainings that share a logdir may choose the same name at once.
+    """
+    name = 'incident-%s' % ('unknown' if step is None else step)
+    for number in itertools.count(1):
+        path = os.path.join(parent, name if number == 1 else '%s-%d' % (name, number))
+        if path not in _made and _make_dir(path):
+            _made.add(path)
+            return path
+    raise AssertionError('not reached')
+
+
+def _make_dir(path: str) -> bool:
+    if files.is_remote(path):
+        if files.exists(path):
+            return False
+        files.make_dirs(path)
+        return True
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
+    """Removes bundles beyond `most`: first those that repeat an older one's kind, then the oldest.
+
+    `kept` stays in any case.
+    """
+    bundles = reading.paths(logdir)
+    kinds: Set[str] = set()
+    firsts, repeats = [], []
+    for path in bundles if len(bundles) > most else ():
+        kind = _kind(path)
+        (repeats if kind is None or kind in kinds else firsts).append(path)
+        kinds.add(kind or '')
+    goes = [path for path in repeats + firsts if path != kept]
+    for path in goes[: max(0, len(bundles) - most)]:
+        _remove(path)
+
+
+def _kind(path: str) -> Optional[str]:
+    try:
+        return kind_of(str(reading.read_json(path)['incident'].get('reason')))
+    except BundleError:
+        return None
+
+
+def _remove(path: str) -> None:
+    """Removes a bundle as far as possible: the files that we write, and the folder if it is empty.
+
+    ``incident.json`` goes first, so that nobody finds half a bundle.
+    """
+    delete = tf.io.gfile.remove if files.is_remote(path) else os.remove
+    try:
+        for name in sorted(_parts(path), key=lambda name: name != JSON):
+            delete(os.path.join(path, name))
+        if not files.is_remote(path):
+            os.rmdir(path)
+        elif not files.list_dir(path):
+            tf.io.gfile.rmtree(path)
+    except (OSError, tf.errors.OpError):
+        pass  # we may not remove it, or it holds somebody else's file
+
+
+def _parts(path: str) -> List[str]:
+    """The names of our files in a folder, the temporary file of incident.json included."""
+    ours = (DRAWN, GRAPH, STATE, JSON)
+    return [each for each in files.list_dir(path) if each in ours or each.startswith(JSON + '.')]

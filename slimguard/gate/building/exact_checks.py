@@ -137,7 +137,7 @@ class StepChecks:
         plan = self._plan
         losses = [Check(loss, label_of(loss)) for loss in plan.losses]
         values = losses + list(checks)
-        labels = [Label('value', value.name) for value in values]
+        labels = [Label(Label.VALUE, value.name) for value in values]
         tensors = [value.tensor for value in values]
         found = [Flags(labels, not_finite(tensors, token, self._home))]
         if self._limits.loss is not None:
@@ -154,7 +154,7 @@ class StepChecks:
         """
         changed = [variable for variable in copies if variable in self._plan.changed]
         bad = not_finite([copies[each] for each in changed], token, Home(token.op))
-        return Flags([Label('before', each.name) for each in changed], bad)
+        return Flags([Label(Label.BEFORE, each.name) for each in changed], bad)
 
     def after_update(self, token: tf.Tensor, ahead: Copies) -> Flags:
         """Checks the variables once `token` is there.
@@ -174,9 +174,9 @@ class StepChecks:
             values = [_now(variable) for variable in floats] + [ahead[each] for each in before]
         found = not_finite(values, token, Home(token.op))
         if not before:
-            return Flags([Label('state', variable.name) for variable in floats], found)
-        labels = [Label('state', v.name) for v in floats]
-        labels += [Label('written', v.name) for v in before]
+            return Flags([Label(Label.STATE, variable.name) for variable in floats], found)
+        labels = [Label(Label.STATE, v.name) for v in floats]
+        labels += [Label(Label.WRITTEN, v.name) for v in before]
         # If a variable is checked twice, `state` says that it is bad now and was bad before,
         # `written` that it was not. One vector without a concatenation: Grappler would take this
         # apart, and each part would cross the network by itself.
@@ -207,19 +207,19 @@ def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Fl
         unknown = tf.constant(False, tf.bool)
     is_bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(ops.for_arithmetic(value))))
     flag = tf.stack([ops.merge([is_bad, unknown], 'bad_late_loss')])
-    return Flags([Label('late', label_of(loss))], flag)
+    return Flags([Label(Label.LATE, label_of(loss))], flag)
 
 
 def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:
     with tf.control_dependencies([token]):
         above = tf.greater(tf.cast(loss.tensor, tf.float64), max_loss)
-    return Flags([Label('limit', loss.name)], tf.stack([above]))
+    return Flags([Label(Label.LIMIT, loss.name)], tf.stack([above]))
 
 
 def _check_norm(half_square: tf.Tensor, limit: tf.Tensor, token: tf.Tensor) -> Flags:
     with tf.control_dependencies([token]):
         above = tf.greater(half_square, limit)
-    return Flags([Label('norm', GRADIENT_NORM)], tf.stack([above]))
+    return Flags([Label(Label.NORM, GRADIENT_NORM)], tf.stack([above]))
 
 
 def read_opaque_writes(plan: Plan, known: tf.Tensor) -> List[Check]:

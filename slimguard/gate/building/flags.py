@@ -22,13 +22,24 @@ GRADIENT_NORM = 'gradient norm'
 
 
 class Label(NamedTuple):
-    """What one element of a gate's `bad` vector stands for."""
+    """What one element of a gate's `bad` vector stands for: the kind of a finding, and a name."""
 
-    # 'value', 'limit', 'norm': the update is refused. 'before': a copy is bad,
-    # and the update does not begin. 'late', 'state', 'written': found once the update has run.
-    # 'rank': the rank found what others did not.
     kind: str
     name: str
+
+    # The kinds. The update is refused: a value is not finite, the loss is above its limit, the norm
+    # of all gradients is.
+    VALUE = 'value'
+    LIMIT = 'limit'
+    NORM = 'norm'
+    # The update does not begin: a variable was not finite before it.
+    BEFORE = 'before'
+    # Found once the update has run: a value, a variable, a variable that the forward pass wrote.
+    LATE = 'late'
+    STATE = 'state'
+    WRITTEN = 'written'
+    # The rank of that name found what others did not.
+    RANK = 'rank'
 
     def __str__(self) -> str:
         return '%s:%s' % self
@@ -75,8 +86,8 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
 
     Args:
       labels: the labels of all that was bad.
-      limits: by kind, 'limit' or 'norm', a text about a number above its limit, if the caller knows
-        more about it than the gate; '' for no text.
+      limits: by kind, `Label.LIMIT` or `Label.NORM`, a text about a number above its limit, if the
+        caller knows more about it than the gate; '' for no text.
     """
     limits = limits or {}
 
@@ -85,23 +96,23 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
         return texts.listed(list(names), most)
 
     parts = []
-    if named('value', 'late'):
-        parts.append('not finite: ' + named('value', 'late'))
-    if named('limit'):
-        parts.append(limits.get('limit', ABOVE_MAX_LOSS + named('limit')))
-    if named('norm'):
-        parts.append(limits.get('norm', 'too large: ' + named('norm')))
+    if named(Label.VALUE, Label.LATE):
+        parts.append('not finite: ' + named(Label.VALUE, Label.LATE))
+    if named(Label.LIMIT):
+        parts.append(limits.get(Label.LIMIT, ABOVE_MAX_LOSS + named(Label.LIMIT)))
+    if named(Label.NORM):
+        parts.append(limits.get(Label.NORM, 'too large: ' + named(Label.NORM)))
     parts = [part for part in parts if part]
     # A variable that is bad after a refused update was so before; a late loss refuses none.
-    has_run = named('late') or not parts
-    state_lost = bool(named('before') or (named('state') and not has_run))
+    has_run = named(Label.LATE) or not parts
+    state_lost = bool(named(Label.BEFORE) or (named(Label.STATE) and not has_run))
     if state_lost:
-        parts.append('already not finite before this step: ' + named('before', 'state'))
-    elif named('state', 'written') and not parts:
-        parts.append('not finite once updated: ' + named('state', 'written'))
-    elif named('state'):  # not 'written': the forward pass wrote it, and is named above
-        parts.append('not finite once updated: ' + named('state'))
-    where = ' (on %s)' % named('rank') if named('rank') else ''
-    names = (label.name for label in labels if label.kind != 'rank')
+        parts.append('already not finite before this step: ' + named(Label.BEFORE, Label.STATE))
+    elif named(Label.STATE, Label.WRITTEN) and not parts:
+        parts.append('not finite once updated: ' + named(Label.STATE, Label.WRITTEN))
+    elif named(Label.STATE):  # not WRITTEN: the forward pass wrote it, and is named above
+        parts.append('not finite once updated: ' + named(Label.STATE))
+    where = ' (on %s)' % named(Label.RANK) if named(Label.RANK) else ''
+    names = (label.name for label in labels if label.kind != Label.RANK)
     reason = ('; '.join(parts) or 'not finite') + where
     return Verdict(tuple(dict.fromkeys(names)), reason, state_lost)

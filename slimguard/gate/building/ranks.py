@@ -165,7 +165,7 @@ class Ranks(NamedTuple):
         on_any = tf.reduce_any(found, axis=0)
         alone = tf.logical_and(found, tf.logical_not(tf.reduce_all(found, axis=0)))
         told = tf.concat([on_any, tf.reduce_any(alone, axis=1)], 0)
-        ranks = [Label('rank', name_of(rank)) for rank in range(self.size)]
+        ranks = [Label(Label.RANK, name_of(rank)) for rank in range(self.size)]
         return Flags([*flags.labels, *ranks], told)
 
     def note_checks(self, labels: Sequence[Label]) -> None:

@@ -28,7 +28,7 @@ class FallbackChain:
 
     Attributes:
       fallbacks: the policies and callables, in order.
-      why_not: the end of the last incident's reason: why policies gave way.
+      why_not: the end of the last incident's reason: which policies were passed over, and why.
       spent: how much of the policy that took it is used up, such as ' (1 of 3 times)'.
     """
 
@@ -152,8 +152,9 @@ class FallbackChain:
         for fallback in fallbacks:
             if isinstance(fallback, Policy):
                 policy = fallback if fallback.is_willing(self._state) else None
-                if policy is None:
-                    self.why_not += fallback.why_not(self._state)
+                why_not = '' if policy else fallback.why_not(self._state)
+                if why_not:
+                    self.why_not += "; '%s' passed over, as %s" % (fallback, why_not)
             else:
                 answer = fallback(incident)
                 answer = self._otherwise if answer is None else answer
@@ -176,7 +177,7 @@ def skipped_in_words(skipped: int, steps: int, why: str, is_of_last: bool) -> st
 
 
 _EXPLODES = (
-    '; %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
+    '%d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
     'is taken for exploding'
 )
 

@@ -115,7 +115,7 @@ class TestWithoutAGate:
     def test_skip_is_refused_before_the_first_step(self):
         model = Linear()
         hook = slimguard.NanLossHook(model.loss, on_nan='skip')
-        with pytest.raises(ValueError, match='has no gate.*slimguard.guard'):
+        with pytest.raises(ValueError, match="'Momentum' is not guarded.*slimguard.guard"):
             train_monitored(hook, model.minimize())
         assert model.batches.drawn == 0
 

@@ -69,8 +69,12 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
             is_norm=forward is not None and _is_norm(forward),
         )
     )
-    pairs = zip(told.inputs, given)
-    inputs_at = [i._replace(where=causes.where(cause.broken, values.get(key(t)))) for i, t in pairs]
+    at_fault = set(map(key, inputs if cause.at is None else [inputs[cause.at]]))
+    places = [causes.where(cause.broken, values.get(key(t))) for t in given]
+    inputs_at = [
+        each._replace(where=place if key(t) in at_fault else '')
+        for each, t, place in zip(told.inputs, given, places)
+    ]
     told = told._replace(inputs=tuple(inputs_at))
     told, more = with_rows(measured, told, tensor)
     is_chance = cause.is_known and not cause.is_overflow
@@ -85,7 +89,14 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
         more += '; it depends on variables alone, and not on the batch'
-    return told._replace(trouble=cause.sentence + more, kind=kind)
+    which = '' if cause.at is None else ', where %s is 0' % _name_of(step, inputs[cause.at])
+    return told._replace(trouble=cause.sentence + which + more, kind=kind)
+
+
+def _name_of(step: Step, tensor: tf.Tensor) -> str:
+    """The name of the variable that a tensor reads, else its own."""
+    variable = graphs.variable_read(tensor)
+    return step.name_of(tensor) if variable is None else variable.name
 
 
 def _inside(step: Step, op: tf.Operation) -> str:

@@ -109,15 +109,16 @@ class TestWhatIsTold:
         first, second, of_data, last = self.train(
             lambda y: tf.reduce_mean(tf1.log(y)), batches, **options
         )
-        not_examined = '); not examined: max_bundles=1 is reached.'
+        not_examined = '); cause not looked for: max_bundles=1 is reached.'
         assert first.startswith('log of a negative number')
         assert of_data.startswith('bad data: 1 NaN among 8 values, in row 2; Placeholder; ')
         for each in second, last:
-            assert each.startswith('same symptom as incident 1; update not applied, batch skipped')
+            assert each.startswith('not finite: loss Mean, see incident 1; update not applied')
             assert each.endswith(not_examined)
         kinds = report_data.kinds_of(report_data.gather(str(tmp_path)))
         counts = [kind.count.partition(': ')[2] for kind in kinds]
-        assert counts == ['3 skip; 2 not examined, the symptom is the same; the first is shown', '']
+        alike = '2 of them look the same, and their cause was not looked for'
+        assert counts == ['3 skip; %s; the first is shown' % alike, '']
 
     def test_an_explosion_is_told_by_the_jump_of_the_rate_before_it(self, tmp_path):
         batches, rates = [GOOD] * 20, [0.01] * 12 + [50.0] * 8

@@ -22,7 +22,7 @@ from slimguard.incidents.incident_groups import Group
 from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
-_NO_RECORD_CODE = 1
+NO_RECORD_CODE = 1
 # No reader wants more lines, and a damaged record may have thousands.
 _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
@@ -33,11 +33,7 @@ def incidents(options: argparse.Namespace) -> None:
     try:
         record = record_file.read_record(options.folder)
     except FileNotFoundError:
-        why = record_file.NO_RECORD % options.folder
-        if options.json:
-            refuse(why, True, _NO_RECORD_CODE)
-        terminal.say(why)
-        sys.exit(_NO_RECORD_CODE)
+        refuse(record_file.NO_RECORD % options.folder, options.json, NO_RECORD_CODE)
     except OSError as error:
         refuse('the record of incidents cannot be read: %s' % error, options.json)
     if record.is_foreign and options.json:

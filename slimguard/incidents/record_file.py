@@ -29,9 +29,9 @@ _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
 
 WHY_NO_RECORD = (
     'no guarded training has written one there, or it was deleted. If you ran a script with '
-    'slimguard run, its last line names the folder, which is in slimguard-logs if the script had '
-    'saved nothing before its first bad step. A NanLossHook needs logdir=... where its session '
-    'saves nothing, and watch() always.'
+    'slimguard run, the end of its output names the folder, which is in slimguard-logs if the '
+    'script had saved nothing before its first bad step. A NanLossHook needs logdir=... where its '
+    'session saves nothing, and watch() always.'
 )
 NO_RECORD = 'there is no record of incidents in %s: ' + WHY_NO_RECORD
 FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'

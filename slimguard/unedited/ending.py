@@ -199,7 +199,8 @@ class Account:
 
     def commands(self) -> List[str]:
         """For each logdir with a record, the command that shows what happened."""
-        there = [logdir for logdir in self.logdirs if _has_record(logdir)]
+        told = getattr(self.error, 'logdir', None)  # the error that ended the script names it
+        there = [logdir for logdir in self.logdirs if logdir != told and _has_record(logdir)]
         return [report_hint(logdir) for logdir in there[:_MOST_NAMES]]
 
     def _saves(self) -> str:
@@ -285,7 +286,8 @@ _RATE = '; learning rate x%g since the last rollback'
 _SOON = 1
 _ENDED_AT_NAN = (
     'the script ended %s after it had fetched a NaN of a bad step, whose update was not applied. '
-    'If a check such as assert not np.isnan(loss) ended it, take the check out'
+    'That is fine if it was to end there. If it ended for the NaN, by a check such as '
+    'assert not np.isnan(loss), take the check out'
 )
 _BY_ITSELF = (
     'the script guards itself with a NanLossHook, slimguard.watch or slimguard.train: %s. Its own '

@@ -136,7 +136,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
       bundle: the folder to run the step again from, or None.
       skips: whether a policy in use skips.
     """
-    told = 'the data are bad, and going back does not mend them' + _skip_it(skips)
+    told = 'the data are bad, and not the weights' + _skip_it(skips)
     if bundle is not None and len(rows) == 1:
         told += _REPLAY + ' --without %d %s says whether the rest of it is clean'
         told %= (rows[0], shlex.quote(bundle))

@@ -127,15 +127,15 @@ def keep(by: Optional[Evidence], session, opened: OpenIncident, ends: bool) -> N
 
 
 def advice_on(opened: OpenIncident, policies: FallbackChain) -> Optional[str]:
-    """Advice for a training that ends in spite of rollbacks, or whose incident calls for some."""
-    if not (_asks_for_advice(opened.incident) or policies.rollbacks):
-        if not isinstance(opened.policy, Rollback):
-            return None
+    """Advice for a training that bad data end, or that rollbacks did not help; else None."""
     skips, goes_back = policies.may(Skip), policies.may(Rollback)
     diagnosis, kind = opened.found.diagnosis, opened.found.kind
     phase = 'unknown' if diagnosis is None else diagnosis.phase
     if diagnosis is not None and diagnosis.bad_rows is not None:
         return advice.for_bad_data(diagnosis.bad_rows, opened.incident.bundle, skips)
+    if not (_asks_for_advice(opened.incident) or policies.rollbacks):
+        if not isinstance(opened.policy, Rollback):
+            return None
     if kind == COMES_AGAIN:
         return None  # a log line said that nothing here changes it
     if kind == BATCH:

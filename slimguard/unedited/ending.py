@@ -31,7 +31,6 @@ class Account:
       steps: how many guarded runs there were.
       skipped: in how many of them a batch was skipped.
       why_skipped: the cause of the last that was diagnosed.
-      is_of_last: whether the last one skipped was.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions are not known to train.
@@ -55,7 +54,7 @@ class Account:
         self.refused: Dict[str, str] = {}
         self.actions: Dict[str, int] = {}
         self.steps = self.skipped = 0
-        self.why_skipped, self.is_of_last = '', False
+        self.why_skipped = ''
         self.learning_rate: Optional[float] = None
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
@@ -125,8 +124,7 @@ class Account:
         last = incidents[-1]
         if last.action == Skip.action:
             self.skipped += 1
-            self.is_of_last = last.diagnosis is not None
-            self.why_skipped = last.cause if self.is_of_last else self.why_skipped
+            self.why_skipped = last.cause if last.diagnosis else self.why_skipped
         for incident in incidents:
             action = str(incident.action)
             self.actions[action] = self.actions.get(action, 0) + 1
@@ -151,7 +149,7 @@ class Account:
     def log_at_end(self) -> None:
         """Logs the skipped steps, and a step that was far beyond all before it."""
         if self.skipped:
-            told = skipped_in_words(self.skipped, self.steps, self.why_skipped, self.is_of_last)
+            told = skipped_in_words(self.skipped, self.steps, self.why_skipped)
             log().warning('%s', '\n    '.join([told + '.', *self.commands()]))
         if self.jump:
             log().warning('%s.', self.jump)

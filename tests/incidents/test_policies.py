@@ -112,10 +112,12 @@ def test_a_chain_tells_once_how_many_were_skipped():
     chain.step_was_skipped(is_decided=False)
     assert chain.tell() == '3 of 6 batches were skipped'
     chain.step_was_skipped(why='log of 0')
-    said = '4 of 6 batches were skipped; cause of the last one: log of 0'
+    said = '4 of 6 batches were skipped; the last cause found: log of 0'
     assert chain.tell() == said
     chain.step_was_skipped()
-    assert 'cause of the last one examined: log of 0' in chain.tell()
+    assert '5 of 6 batches were skipped; the last cause found: log of 0' in chain.tell()
+    after(chain, 'x' * 11)  # ends in an error, which tells its own cause
+    assert 'cause' not in chain.tell()
 
 
 def test_a_ratio_is_a_share():

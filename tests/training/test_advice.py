@@ -17,9 +17,7 @@ NAN[2, 1], NEGATIVE[2] = np.nan, -1
 
 EXPLODES = "if this training explodes, go back and go on with a smaller learning rate (on_nan='rol"
 BY_LESS = "by a smaller factor than 0.5 (on_nan='rollback:3x0.2'"
-IS_DATA = (
-    "the data are bad, and going back does not mend them: on_nan='skip', or --on_nan=skip, leave"
-)
+IS_DATA = "the data are bad, and not the weights: on_nan='skip', or --on_nan=skip, leaves out such"
 IS_BATCH = "it depends on the batch, and going back does not mend it: on_nan='skip'"
 
 
@@ -32,8 +30,8 @@ IS_BATCH = "it depends on the batch, and going back does not mend it: on_nan='sk
         ('rollback:1x0.5', LARGE, BY_LESS),
         ('rollback:1', NAN, IS_DATA),
         ('rollback:1', NEGATIVE, IS_BATCH),
-        ('raise', NAN, None),  # nobody went back, and the diagnosis has it all
-        ('raise', NEGATIVE, None),
+        ('raise', NAN, IS_DATA),
+        ('raise', NEGATIVE, None),  # nobody went back, and the cure has it all
     ],
 )
 def test_the_error_advises_what_fits_the_cause_and_the_policy(on_nan, batch, says, tmp_path):

@@ -57,7 +57,7 @@ class TestEachPolicy:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
         assert told_of_skips(lines) == ['1 of 7 batches was skipped']
-        (last,) = [line for line in lines if 'batches was skipped; cause: ' in line]
+        (last,) = [line for line in lines if 'batches was skipped; the last cause found: ' in line]
         assert last.endswith(
             '.\n    to see what happened: python -m slimguard report %s' % tmp_path
         )

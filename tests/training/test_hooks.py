@@ -190,7 +190,7 @@ def test_the_log_line_can_be_acted_on():
     found = [what.fullmatch(line) for line in (first, second)]
     assert [match and match.groups() for match in found] == [('1', '3'), ('2', '4')]
     assert "pass logdir='logs' to slimguard.watch()" in no_record  # said once
-    assert last.startswith('2 of 8 batches were skipped; cause of the last one')
+    assert last.startswith('2 of 8 batches were skipped; the last cause found: bad data')
 
 
 class TestTwoTrainingsInOneGraph:

@@ -36,8 +36,8 @@ def incidents(options: argparse.Namespace) -> None:
         refuse(record_file.NO_RECORD % options.folder, options.json, NO_RECORD_CODE)
     except OSError as error:
         refuse('the record of incidents cannot be read: %s' % error, options.json)
-    if record.is_foreign and options.json:
-        refuse(record_file.FOREIGN % record_file.path_in(options.folder), True)
+    if record.is_foreign:
+        refuse(record_file.FOREIGN % record_file.path_in(options.folder), options.json)
     if options.json:
         print_document(_document(options.folder, record))
     else:
@@ -72,12 +72,10 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
         terminal.print_table(record_file.table(record.incidents))
     elif record.incidents:
         _print_groups(record)
-    elif not record.is_foreign:
+    else:
         terminal.say('no incident is on record in ' + folder)
     for note in record.notes:
         terminal.complain(note)
-    if record.is_foreign:
-        refuse(record_file.FOREIGN % record_file.path_in(folder))
     if record.incidents and not all_of_them:
         print()
         terminal.say(report_hint(folder))

@@ -27,11 +27,11 @@ class Culprit(NamedTuple):
 
     Attributes:
       op_type: the op's type, such as 'Log'.
-      forward_type: the type of the op whose gradient it computes; empty if it computes none.
+      forward_type: the type of the op whose gradient it computes, or `NORM` for the root of a sum;
+        empty if it computes none.
       inputs: the values of its inputs, in order; None for one that could not be measured.
       output: the value that it returned.
       dtype: the name of the output's dtype.
-      is_norm: whether it computes the gradient of the root of a sum.
     """
 
     op_type: str
@@ -39,7 +39,9 @@ class Culprit(NamedTuple):
     inputs: Sequence[Optional[np.ndarray]]
     output: np.ndarray
     dtype: str
-    is_norm: bool = False
+
+
+NORM = 'Norm'
 
 
 # A mask of the values that break a precondition; a sentence if there is nothing to count; None if
@@ -77,7 +79,6 @@ class Rule(NamedTuple):
         `says` with the culprit ahead of them.
       says: what happened; the number of values that broke the precondition is added.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
-      is_norm: whether that must be of the root of a sum, or must not; None for either.
       is_overflow, at: as in `Cause`.
     """
 
@@ -85,7 +86,6 @@ class Rule(NamedTuple):
     breaks: Callable[..., Broken]
     says: str = ''
     gradient_of: str = ''
-    is_norm: Optional[bool] = None
     is_overflow: bool = False
     at: Optional[int] = None
 
@@ -99,8 +99,6 @@ def explain(culprit: Culprit) -> Cause:
         if culprit.op_type not in rule.types:
             continue
         if rule.gradient_of and culprit.forward_type != rule.gradient_of:
-            continue
-        if rule.is_norm not in (None, culprit.is_norm):
             continue
         broken = _broken(rule, culprit)
         sentence, ends = _sentence(rule, broken), rule.is_overflow or bool(rule.gradient_of)
@@ -338,10 +336,13 @@ _RULES = [
     _rule('Mean', _is_empty('mean')),
     _rule('Max Min', _is_empty('largest or smallest')),
     # Gradients at a point where the slope is infinite.
-    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0', is_norm=False),
     _rule(
-        'SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0, of a norm of zeros', is_norm=True
+        'SqrtGrad',
+        lambda y, *_: y == 0,
+        'gradient of sqrt at 0, of a norm of zeros',
+        gradient_of=NORM,
     ),
+    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0'),
     _rule(
         'Reciprocal Inv', lambda x: x == 0, 'gradient of log at 0: division by 0', gradient_of='Log'
     ),

@@ -62,20 +62,16 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     cause = causes.explain(
         causes.Culprit(
             op_type=step.type_of(op),
-            forward_type='' if forward is None else step.type_of(forward),
+            forward_type='' if forward is None else _type_of(step, forward),
             inputs=[values.get(key(t)) for t in inputs],
             output=output,
             dtype=tensor.dtype.base_dtype.name,
-            is_norm=forward is not None and _is_norm(forward),
         )
     )
-    at_fault = set(map(key, inputs if cause.at is None else [inputs[cause.at]]))
-    places = [causes.where(cause.broken, values.get(key(t))) for t in given]
-    inputs_at = [
-        each._replace(where=place if key(t) in at_fault else '')
-        for each, t, place in zip(told.inputs, given, places)
-    ]
-    told = told._replace(inputs=tuple(inputs_at))
+    at_fault = map(key, inputs if cause.at is None else [inputs[cause.at]])
+    places = {each: causes.where(cause.broken, values.get(each)) for each in at_fault}
+    pairs = zip(told.inputs, given)
+    told = told._replace(inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs))
     told, more = with_rows(measured, told, tensor)
     is_chance = cause.is_known and not cause.is_overflow
     far = '' if is_chance or measured.has_exploded else outlier(measured, tensor)
@@ -286,9 +282,7 @@ def _explain_source(
     assert told.output is not None and told.non_finite is not None
     if is_written_value(told.op_type or ''):
         return told._replace(phase='variable', trouble=_written(is_given_finite))
-    trouble = _bad_data(told.output, told.non_finite)
-    if told.op_type in graphs.CALLS:
-        trouble += '; it comes out of a function, which cannot be looked into'
+    trouble = _bad_data(told.output, told.non_finite) + _of_function(told)
     if others:
         trouble += '; not finite as well: %s' % texts.listed(others, 3)
     return told._replace(phase='input', trouble=trouble, kind=policies.BATCH)
@@ -303,11 +297,15 @@ def _explain_computed(
     trouble = '%s returned %s from finite inputs' % (told.op_type, _what(told.output))
     if is_collective(told.op_type or ''):
         trouble += ': those of another process are not, or the sum of all overflowed'
-    if told.op_type in graphs.CALLS:
-        trouble += '; it comes out of a function, which cannot be looked into'
+    trouble += _of_function(told)
     phase = measured.phase_of(given[0].op) if given else 'forward'
     told, rows = with_rows(measured, told, tensor)
     return told._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
+
+
+def _of_function(told: Diagnosis) -> str:
+    is_call = told.op_type in graphs.CALLS
+    return '; it comes out of a function, which cannot be looked into' if is_call else ''
 
 
 def _written(is_given_finite: bool) -> str:
@@ -350,12 +348,12 @@ def _is_plain(tensor: tf.Tensor) -> bool:
     return graphs.is_float(tensor) or dtype.is_integer or dtype.is_bool
 
 
-def _is_norm(root: tf.Operation) -> bool:
-    """Whether an op is the root of a sum, as a norm is."""
-    given = root.inputs[0].op if root.type == 'Sqrt' else root
+def _type_of(step: Step, op: tf.Operation) -> str:
+    """The type of an op whose gradient is at fault; `causes.NORM` for the root of a sum."""
+    given = op.inputs[0].op if op.type == 'Sqrt' else op
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
-    return given.type == 'Sum'
+    return causes.NORM if given.type == 'Sum' else step.type_of(op)
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

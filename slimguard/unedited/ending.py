@@ -296,20 +296,18 @@ _BY_ITSELF = (
 def _why_nothing(seen: Account) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
+    runs = _counted(seen.runs, 'run') + ' of a session'
     if seen.error is not None and seen.runs:
-        return 'the script ended early, and %s of a session made no update' % _counted(
-            seen.runs, 'run'
-        )
+        return 'the script ended early, and %s made no update' % runs
     covers = (
         'slimguard guards the updates that a session runs, those of TensorFlow 1 optimizers '
         '(tf.compat.v1.train.Optimizer) and those that the script computes'
     )
     if seen.runs:
-        return '%s, and %s of a session made none' % (covers, _counted(seen.runs, 'run'))
+        return '%s, and %s made none' % (covers, runs)
     if seen.error is not None:
         may_be_of_1 = not seen.has_names_of_1 and _may_be_of_tensorflow_1(seen.error)
-        hint = _MAY_BE_OF_1 if may_be_of_1 else ''
-        return 'the script ended before it ran a session' + hint
+        return 'the script ended before it ran a session' + _MAY_BE_OF_1 * may_be_of_1
     said = covers + ', and this script ran no session'
     if tf.executing_eagerly():
         said += ': it enabled eager execution' if seen.has_names_of_1 else _IS_EAGER
@@ -321,8 +319,6 @@ _OTHERS = (
     'a child of multiprocessing; these have a last line of their own'
 )
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
-
-
 _MAY_BE_OF_1 = '. If it was written for TensorFlow 1, use --tf1'
 
 

@@ -58,7 +58,8 @@ class Parsers(NamedTuple):
         parser = self.all if command is None else self.by_command[command]
         names = re.findall('--[a-z]\\w*', parser.format_help())
         # Before argparse, which would name a missing LOGDIR instead.
-        unknown = _no_options(itertools.takewhile(lambda each: each != '--', ours), names)
+        given = (each for each in itertools.takewhile('--'.__ne__, ours) if each[:2] == '--')
+        unknown = [each for each in given if not any(n.startswith(_name_of(each)) for n in names)]
         options = argparse.Namespace()
         if not unknown:
             options, unknown = self.all.parse_known_args(ours)
@@ -148,12 +149,6 @@ def _no_command(given: str, commands: Iterable[str]) -> str:
         return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
     near = difflib.get_close_matches(given, commands, 1) or commands
     return 'there is no command %r; did you mean %s?' % (given, ', '.join(near))
-
-
-def _no_options(given: Iterable[str], names: Sequence[str]) -> List[str]:
-    """The arguments that look like options, and begin none of `names`."""
-    looks = [each for each in given if each.startswith('--')]
-    return [each for each in looks if not any(name.startswith(_name_of(each)) for name in names)]
 
 
 def _name_of(argument: str) -> str:

@@ -32,8 +32,8 @@ def incidents(options: argparse.Namespace) -> None:
     arguments.require_logdir(options.folder, options.json)
     try:
         record = record_file.read_record(options.folder)
-    except FileNotFoundError:
-        refuse(record_file.NO_RECORD % options.folder, options.json, NO_RECORD_CODE)
+    except FileNotFoundError as error:
+        refuse(str(error), options.json, NO_RECORD_CODE)
     except OSError as error:
         refuse('the record of incidents cannot be read: %s' % error, options.json)
     if record.is_foreign:

@@ -228,12 +228,9 @@ def _does_not_fit(culprit: Culprit, _, indices, labels, lengths) -> Broken:
         repeated = int((symbols[1:] == symbols[:-1]).sum())
         if len(symbols) + repeated > frames:
             between = ' and %d between equal ones' % repeated if repeated else ''
-            return 'CTC label that does not fit its frames: %d symbols%s, %d frames, in row %d' % (
-                len(symbols),
-                between,
-                frames,
-                row,
-            )
+            told = len(symbols), between, frames, row
+            said = 'CTC label that does not fit its frames: %d symbols%s, %d frames, in row %d'
+            return said % told
     return None
 
 
@@ -253,18 +250,17 @@ def _overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broke
             return None
         sizes = [float(np.abs(x).max()) for x in floats]
         terms = float(max(x.size for x in floats))
-        ends = largest_of(culprit.dtype)
-        if not size(terms, *sizes) > ends * 0.999:
+        if not size(terms, *sizes) > largest_of(culprit.dtype) * 0.999:
             return None
-        return 'overflow of %s: %s of numbers as large as %.6g, and %s ends at %.6g' % (
-            culprit.dtype,
-            what or culprit.op_type,
-            max(sizes),
-            culprit.dtype,
-            ends,
-        )
+        told = what or culprit.op_type, max(sizes)
+        return _overflowed(culprit, culprit.dtype, '%s of numbers as large as %.6g' % told)
 
     return breaks
+
+
+def _overflowed(culprit: Culprit, what: str, told: str) -> str:
+    ends = culprit.dtype, largest_of(culprit.dtype)
+    return 'overflow of %s: %s, and %s ends at %.4g' % (what, told, *ends)
 
 
 def _function_overflows(function: Callable[..., np.ndarray]) -> Callable[..., Broken]:
@@ -273,12 +269,8 @@ def _function_overflows(function: Callable[..., np.ndarray]) -> Callable[..., Br
         results = np.where(sum(map(np.isfinite, values)) == len(values), function(*values), 0.0)
         if not (np.abs(results) > largest_of(culprit.dtype) * 0.999).any():
             return None
-        return 'overflow of %s: its input is as large as %.6g, and %s ends at %.3g' % (
-            culprit.op_type.lower(),
-            max(float(np.abs(x).max()) for x in values),
-            culprit.dtype,
-            largest_of(culprit.dtype),
-        )
+        told = 'its input is as large as %.6g' % max(float(np.abs(x).max()) for x in values)
+        return _overflowed(culprit, culprit.op_type.lower(), told)
 
     return breaks
 
@@ -289,12 +281,9 @@ def _quotient_overflows(culprit: Culprit, x, y) -> Broken:
     broken = (large > largest_of(culprit.dtype) * 0.999) & np.isfinite(x) & (np.asarray(y) != 0)
     if not broken.any():
         return None
-    return 'overflow of %s: division by as little as %.3g (%d of %d values)' % (
-        culprit.dtype,
-        np.abs(np.broadcast_to(y, broken.shape)[broken]).min(),
-        broken.sum(),
-        broken.size,
-    )
+    least = np.abs(np.broadcast_to(y, broken.shape)[broken]).min()
+    told = culprit.dtype, least, broken.sum(), broken.size
+    return 'overflow of %s: division by as little as %.3g (%d of %d values)' % told
 
 
 def _times_inf(x: np.ndarray, y: np.ndarray) -> np.ndarray:

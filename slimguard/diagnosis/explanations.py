@@ -51,7 +51,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         outside = [t for t in others if step.is_fed(t) and is_from_outside(step.type_of(t.op))]
         return _explain_source(told, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
-        return _explain_variable(told, tensor)
+        trouble = '%s was already not finite before this step' % _name_of(step, tensor)
+        return told._replace(phase='variable', trouble=trouble)
     if op.type == 'Const':
         return told._replace(phase='constant', trouble='the graph itself holds it')
     told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
@@ -324,14 +325,6 @@ def _bad_data(output: Range, found: NonFinite) -> str:
 def _what(output: Range) -> str:
     values = int(np.prod(output.shape, dtype=np.int64))
     return '%s among %d values' % (' and '.join(output.bad), values)
-
-
-def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
-    variable = graphs.variable_read(tensor)
-    name = variable.name if variable is not None else tensor.op.name
-    return told._replace(
-        phase='variable', trouble='%s was already not finite before this step' % name
-    )
 
 
 def _op_named(step: Step, name: Optional[str]) -> Optional[tf.Operation]:

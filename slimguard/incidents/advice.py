@@ -72,7 +72,7 @@ def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
     cure = for_cause(cause)
     if advised and cure in FOR_EXPLOSIONS:  # the advice says the same for the policy in force
         cure = ''
-    return (['what to do: ' + cure] if cure else []) + ([advised] if advised else [])
+    return list(filter(None, [cure and 'what to do: ' + cure, advised]))
 
 
 _REPLAY = '; python -m slimguard replay'

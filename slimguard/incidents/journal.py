@@ -182,7 +182,7 @@ class Journal:
         if self._held_back:
             done += ' (%d more not shown)' % self._held_back
             self._held_back = 0
-        what, between = cause or _in_short(incident, why), '.\n    '
+        what, between = cause or incident.reason_in_short.replace(why, ''), '.\n    '
         if times >= _IN_FULL or self._is_raised:
             what, between = what.partition('; ')[0], '; '
         if times >= _IN_FULL:
@@ -195,12 +195,6 @@ _CAME = (
     '; %s is, byte for byte, a bad row of incident %d (%d times so far): where a data set or a '
     'buffer draws it again, take it out there'
 )
-
-
-def _in_short(incident: Incident, why: str) -> str:
-    """The reason, without most of a long list of tensors, and without `why` at its end."""
-    reason = incident.reason_in_short
-    return reason[: -len(why)] if why and reason.endswith(why) else reason
 
 
 def _done(incident: Incident, done_by: str) -> str:

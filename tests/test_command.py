@@ -75,11 +75,11 @@ class TestIncidents:
     def test_without_a_record_it_is_not_known(self, tmp_path, capsys):
         write(tmp_path, [1.0])
         assert run('incidents', tmp_path) == 1
-        out = capsys.readouterr().out
-        assert out.startswith('there is no record of incidents in %s: ' % tmp_path)
-        assert 'no guarded training has written one there' in out
-        assert 'slimguard run, its last line names the folder' in out
-        assert 'NanLossHook needs logdir' in out
+        out, err = capsys.readouterr()
+        assert not out and 'there is no record of incidents in %s: ' % tmp_path in err
+        assert 'no guarded training has written one there' in err
+        assert 'slimguard run, the end of its output names the folder' in err
+        assert 'NanLossHook needs logdir' in err
         assert not (tmp_path / 'slimguard').exists()
 
     @pytest.mark.parametrize('text', ['[1]\n', '\x89PNG\r\n\x1a\n', '{"step": 1'])
@@ -257,6 +257,8 @@ def test_a_directory_that_is_no_logdir_is_refused_with_what_was_looked_for(tmp_p
         ),
         (['run', '--lr=1', 'x.py'], '--lr=1; options of the script come after the script'),
         (['--foo'], 'unrecognized arguments: --foo'),
+        (['report', '--hlp'], 'unrecognized arguments: --hlp; did you mean --help?'),
+        (['checkpoints', '--repare', 'logs'], '--repare; did you mean --repair?'),
         (['run', '--max-loss', '-1', 'x.py'], "expected a positive finite number, not '-1'"),
         (['run', '--on-nan', 'skip', '--max-loss=1', 'no-file.py'], "no file 'no-file.py'"),
     ],

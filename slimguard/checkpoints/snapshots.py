@@ -233,7 +233,7 @@ class Snapshots:
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
         losses = self.losses.ruin(is_last) if self.is_wanted else ''
-        return losses and '; the weights are ruined' + losses
+        return losses and 'the weights are ruined' + losses
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
@@ -300,7 +300,7 @@ def _name_of(step: Optional[int], good: int) -> str:
 # Begins the reason of an incident after which the last state is not saved.
 IS_RUINED = 'the weights were ruined before, though they are finite'
 _RUIN = ': the %s is %.4g; %s was %.4g'
-_SPIKES = '; the last %d steps were spikes, so the weights are taken for ruined'
+_SPIKES = 'the last %d steps were spikes, so the weights are taken for ruined'
 _NO_ROOM = (
     'no snapshots are kept, as %d copies of the variables, of %d MB each, would take more than '
     'half of the memory, of which %d MB are free (Rollback(snapshots=2) keeps the fewest); '

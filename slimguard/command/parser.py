@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import itertools
 import os
 import re
 from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
@@ -54,11 +55,16 @@ class Parsers(NamedTuple):
         command = next((each for each in ours if not each.startswith('-')), None)
         if command is not None and command not in self.by_command:
             self.all.error(_no_command(command, self.by_command))
-        options, unknown = self.all.parse_known_args(ours)
+        parser = self.all if command is None else self.by_command[command]
+        names = re.findall('--[a-z]\\w*', parser.format_help())
+        # Before argparse, which would name a missing LOGDIR instead.
+        given = (each for each in itertools.takewhile('--'.__ne__, ours) if each[:2] == '--')
+        unknown = [each for each in given if not any(n.startswith(_name_of(each)) for n in names)]
+        options = argparse.Namespace()
+        if not unknown:
+            options, unknown = self.all.parse_known_args(ours)
         if unknown:
-            parser = self.by_command.get(options.command, self.all)
             said = 'unrecognized arguments: %s' % ' '.join(unknown)
-            names = re.findall('--[a-z]\\w*', parser.format_help())
             near = difflib.get_close_matches(_name_of(unknown[0]), names, 1, 0.75)
             if near:
                 said += '; did you mean %s?' % near[0]
@@ -84,7 +90,7 @@ def make(version: str) -> Parsers:
         usage=_RUN_USAGE,
         description='Runs a script as python would, and guards the updates of TensorFlow 1 '
         'optimizers: a NaN or Inf changes no weight and reaches no checkpoint. The arguments after '
-        'the script are for the script. The last line is the command that shows what happened.',
+        'the script are for the script. The output ends with the command that shows what happened.',
         allow_abbrev=False,
     )
     with_a_value = _add_run_options(run)
@@ -316,8 +322,8 @@ def _add_report(commands) -> None:
         'incident has a bundle, a folder from which replay runs it again, the page shows the '
         'diagnosis, the ranges along the step and the samples of the batch. It loads nothing from '
         'the network. Charts need the extra "report"; without it the page has words only. Exits '
-        'with 0 also if there is no record of incidents, and with 1 if it cannot be read; the page '
-        'says both. Exits with 2 if it cannot write the page or LOGDIR is no logdir.',
+        'with 1, and writes nothing, if there is no record of incidents; with 1 also if it cannot '
+        'be read, which the page says; with 2 if it cannot write the page or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     report.add_argument('--open', action='store_true', help='open the page in your browser')

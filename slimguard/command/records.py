@@ -22,7 +22,7 @@ from slimguard.incidents.incident_groups import Group
 from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
-_NO_RECORD_CODE = 1
+NO_RECORD_CODE = 1
 # No reader wants more lines, and a damaged record may have thousands.
 _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
@@ -32,16 +32,12 @@ def incidents(options: argparse.Namespace) -> None:
     arguments.require_logdir(options.folder, options.json)
     try:
         record = record_file.read_record(options.folder)
-    except FileNotFoundError:
-        why = record_file.NO_RECORD % options.folder
-        if options.json:
-            refuse(why, True, _NO_RECORD_CODE)
-        terminal.say(why)
-        sys.exit(_NO_RECORD_CODE)
+    except FileNotFoundError as error:
+        refuse(str(error), options.json, NO_RECORD_CODE)
     except OSError as error:
         refuse('the record of incidents cannot be read: %s' % error, options.json)
-    if record.is_foreign and options.json:
-        refuse(record_file.FOREIGN % record_file.path_in(options.folder), True)
+    if record.is_foreign:
+        refuse(record_file.FOREIGN % record_file.path_in(options.folder), options.json)
     if options.json:
         print_document(_document(options.folder, record))
     else:
@@ -76,12 +72,10 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
         terminal.print_table(record_file.table(record.incidents))
     elif record.incidents:
         _print_groups(record)
-    elif not record.is_foreign:
+    else:
         terminal.say('no incident is on record in ' + folder)
     for note in record.notes:
         terminal.complain(note)
-    if record.is_foreign:
-        refuse(record_file.FOREIGN % record_file.path_in(folder))
     if record.incidents and not all_of_them:
         print()
         terminal.say(report_hint(folder))

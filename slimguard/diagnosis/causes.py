@@ -27,11 +27,11 @@ class Culprit(NamedTuple):
 
     Attributes:
       op_type: the op's type, such as 'Log'.
-      forward_type: the type of the op whose gradient it computes; empty if it computes none.
+      forward_type: the type of the op whose gradient it computes, or `NORM` for the root of a sum;
+        empty if it computes none.
       inputs: the values of its inputs, in order; None for one that could not be measured.
       output: the value that it returned.
       dtype: the name of the output's dtype.
-      is_norm: whether it computes the gradient of the root of a sum.
     """
 
     op_type: str
@@ -39,7 +39,9 @@ class Culprit(NamedTuple):
     inputs: Sequence[Optional[np.ndarray]]
     output: np.ndarray
     dtype: str
-    is_norm: bool = False
+
+
+NORM = 'Norm'
 
 
 # A mask of the values that break a precondition; a sentence if there is nothing to count; None if
@@ -77,7 +79,6 @@ class Rule(NamedTuple):
         `says` with the culprit ahead of them.
       says: what happened; the number of values that broke the precondition is added.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
-      is_norm: whether that must be of the root of a sum, or must not; None for either.
       is_overflow, at: as in `Cause`.
     """
 
@@ -85,7 +86,6 @@ class Rule(NamedTuple):
     breaks: Callable[..., Broken]
     says: str = ''
     gradient_of: str = ''
-    is_norm: Optional[bool] = None
     is_overflow: bool = False
     at: Optional[int] = None
 
@@ -99,8 +99,6 @@ def explain(culprit: Culprit) -> Cause:
         if culprit.op_type not in rule.types:
             continue
         if rule.gradient_of and culprit.forward_type != rule.gradient_of:
-            continue
-        if rule.is_norm not in (None, culprit.is_norm):
             continue
         broken = _broken(rule, culprit)
         sentence, ends = _sentence(rule, broken), rule.is_overflow or bool(rule.gradient_of)
@@ -230,12 +228,9 @@ def _does_not_fit(culprit: Culprit, _, indices, labels, lengths) -> Broken:
         repeated = int((symbols[1:] == symbols[:-1]).sum())
         if len(symbols) + repeated > frames:
             between = ' and %d between equal ones' % repeated if repeated else ''
-            return 'CTC label that does not fit its frames: %d symbols%s, %d frames, in row %d' % (
-                len(symbols),
-                between,
-                frames,
-                row,
-            )
+            told = len(symbols), between, frames, row
+            said = 'CTC label that does not fit its frames: %d symbols%s, %d frames, in row %d'
+            return said % told
     return None
 
 
@@ -255,18 +250,17 @@ def _overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broke
             return None
         sizes = [float(np.abs(x).max()) for x in floats]
         terms = float(max(x.size for x in floats))
-        ends = largest_of(culprit.dtype)
-        if not size(terms, *sizes) > ends * 0.999:
+        if not size(terms, *sizes) > largest_of(culprit.dtype) * 0.999:
             return None
-        return 'overflow of %s: %s of numbers as large as %.6g, and %s ends at %.6g' % (
-            culprit.dtype,
-            what or culprit.op_type,
-            max(sizes),
-            culprit.dtype,
-            ends,
-        )
+        told = what or culprit.op_type, max(sizes)
+        return _overflowed(culprit, culprit.dtype, '%s of numbers as large as %.6g' % told)
 
     return breaks
+
+
+def _overflowed(culprit: Culprit, what: str, told: str) -> str:
+    ends = culprit.dtype, largest_of(culprit.dtype)
+    return 'overflow of %s: %s, and %s ends at %.4g' % (what, told, *ends)
 
 
 def _function_overflows(function: Callable[..., np.ndarray]) -> Callable[..., Broken]:
@@ -275,12 +269,8 @@ def _function_overflows(function: Callable[..., np.ndarray]) -> Callable[..., Br
         results = np.where(sum(map(np.isfinite, values)) == len(values), function(*values), 0.0)
         if not (np.abs(results) > largest_of(culprit.dtype) * 0.999).any():
             return None
-        return 'overflow of %s: its input is as large as %.6g, and %s ends at %.3g' % (
-            culprit.op_type.lower(),
-            max(float(np.abs(x).max()) for x in values),
-            culprit.dtype,
-            largest_of(culprit.dtype),
-        )
+        told = 'its input is as large as %.6g' % max(float(np.abs(x).max()) for x in values)
+        return _overflowed(culprit, culprit.op_type.lower(), told)
 
     return breaks
 
@@ -291,12 +281,9 @@ def _quotient_overflows(culprit: Culprit, x, y) -> Broken:
     broken = (large > largest_of(culprit.dtype) * 0.999) & np.isfinite(x) & (np.asarray(y) != 0)
     if not broken.any():
         return None
-    return 'overflow of %s: division by as little as %.3g (%d of %d values)' % (
-        culprit.dtype,
-        np.abs(np.broadcast_to(y, broken.shape)[broken]).min(),
-        broken.sum(),
-        broken.size,
-    )
+    least = np.abs(np.broadcast_to(y, broken.shape)[broken]).min()
+    told = culprit.dtype, least, broken.sum(), broken.size
+    return 'overflow of %s: division by as little as %.3g (%d of %d values)' % told
 
 
 def _times_inf(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -338,10 +325,13 @@ _RULES = [
     _rule('Mean', _is_empty('mean')),
     _rule('Max Min', _is_empty('largest or smallest')),
     # Gradients at a point where the slope is infinite.
-    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0', is_norm=False),
     _rule(
-        'SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0, of a norm of zeros', is_norm=True
+        'SqrtGrad',
+        lambda y, *_: y == 0,
+        'gradient of sqrt at 0, of a norm of zeros',
+        gradient_of=NORM,
     ),
+    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0'),
     _rule(
         'Reciprocal Inv', lambda x: x == 0, 'gradient of log at 0: division by 0', gradient_of='Log'
     ),

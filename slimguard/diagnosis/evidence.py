@@ -31,7 +31,7 @@ from slimguard.system.numbers import require_bool
 
 _NO_SEARCH = 'the step was not searched for the cause: '
 _ENOUGH = 'max_bundles=%d is reached'
-_NOT_EXAMINED = '; not examined: ' + _ENOUGH
+_NOT_EXAMINED = '; cause not looked for: ' + _ENOUGH
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
 _NO_MEMORY = 'a copy of its variables takes %s, and %s of memory are free'
 _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay'
@@ -98,9 +98,10 @@ class _Kinds:
         if not self._is_told:
             self._is_told = True
             log().warning(
-                '%s has %d bundles, as many as max_bundles allows: an incident like earlier ones '
-                'now gets no bundle, and counts as a bad step of unknown cause, unless it is bad '
-                'data or the policy needs the cause.',
+                '%s has as many bundles (folders to run a bad step again from) as max_bundles=%d '
+                'allows. From now on the cause of a step like an earlier one is looked for only in '
+                'its data, or if the training would otherwise end or go back. Until then it counts '
+                "as unknown, and 'skip' allows fewer such steps in a row.",
                 bundle.folder(logdir),
                 self._most,
             )

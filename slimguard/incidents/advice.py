@@ -1,7 +1,7 @@
 """Advice after an incident, for the error, the record and the page. Imports no TensorFlow."""
 
 import shlex
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 from slimguard.system import texts
 
@@ -38,7 +38,7 @@ BY_CAUSE = {
     'gradient of log at 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
     'gradient of log1p at -1': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
     '0 to a negative power': 'Keep the input above 0: tf.pow(tf.maximum(x, 1e-7), y).',
-    'division by 0': 'Divide by tf.math.divide_no_nan(x, y): it is 0 where y is 0.',
+    'division by 0': 'Divide with tf.math.divide_no_nan(x, y), which is 0 where y is 0.',
     'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
     'CTC label that does not fit': 'Leave the sample out of the input, or use a smaller stride to '
     'keep more frames.',
@@ -65,6 +65,14 @@ BY_PHASE = {
 def for_cause(trouble: str) -> str:
     """The cure for a cause, as a diagnosis names it; '' for a cause that is not in the table."""
     return next((cure for cause, cure in BY_CAUSE.items() if cause in trouble), '')
+
+
+def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
+    """The lines of an error on what may help: the cure for its cause, and the incident's advice."""
+    cure = for_cause(cause)
+    if advised and cure in FOR_EXPLOSIONS:  # the advice says the same for the policy in force
+        cure = ''
+    return list(filter(None, [cure and 'what to do: ' + cure, advised]))
 
 
 _REPLAY = '; python -m slimguard replay'
@@ -128,7 +136,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
       bundle: the folder to run the step again from, or None.
       skips: whether a policy in use skips.
     """
-    told = 'the data are bad, and going back does not mend them' + _skip_it(skips)
+    told = 'the data are bad, and not the weights' + _skip_it(skips)
     if bundle is not None and len(rows) == 1:
         told += _REPLAY + ' --without %d %s says whether the rest of it is clean'
         told %= (rows[0], shlex.quote(bundle))

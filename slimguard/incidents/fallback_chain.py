@@ -28,13 +28,12 @@ class FallbackChain:
 
     Attributes:
       fallbacks: the policies and callables, in order.
-      why_not: the end of the last incident's reason: why policies gave way.
+      why_not: the end of the last incident's reason: which policies were passed over, and why.
       spent: how much of the policy that took it is used up, such as ' (1 of 3 times)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
-        self._is_of_last = False  # whether that is why the last one was skipped
         self._factor: Optional[float] = None
         self._has_stopped = False
         # What the log last gave: the numbers of skipped steps and of rollbacks, whether it stopped.
@@ -69,6 +68,8 @@ class FallbackChain:
         self._state.note_incident(incident.state_lost, ruin, cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
+        if isinstance(policy, Raise):
+            self._why_skipped = ''  # the error has a cause of its own
         return policy
 
     def note_overflow(self) -> None:
@@ -96,7 +97,7 @@ class FallbackChain:
           is_decided: whether `decide` took the step; if not, it is counted here.
           why: why the step was bad; None if it was not examined.
         """
-        self._why_skipped, self._is_of_last = why or self._why_skipped, bool(why)
+        self._why_skipped = why or self._why_skipped
         self._state.steps += not is_decided
         self._state.note_skipped()
 
@@ -116,8 +117,9 @@ class FallbackChain:
         if (skipped, returns, self._has_stopped) == self._told:
             return ''
         self._told = skipped, returns, self._has_stopped
-        why = self._why_skipped, self._is_of_last
-        told = [skipped_in_words(skipped, self._state.steps, *why)] if skipped else []
+        told = []
+        if skipped:
+            told.append(skipped_in_words(skipped, self._state.steps, self._why_skipped))
         if returns:
             told.append('went back to an earlier state %d time%s' % (returns, 's'[: returns > 1]))
         if self._factor is not None:
@@ -152,8 +154,9 @@ class FallbackChain:
         for fallback in fallbacks:
             if isinstance(fallback, Policy):
                 policy = fallback if fallback.is_willing(self._state) else None
-                if policy is None:
-                    self.why_not += fallback.why_not(self._state)
+                why_not = '' if policy else fallback.why_not(self._state)
+                if why_not:
+                    self.why_not += "; '%s' passed over, as %s" % (fallback, why_not)
             else:
                 answer = fallback(incident)
                 answer = self._otherwise if answer is None else answer
@@ -163,20 +166,14 @@ class FallbackChain:
         return None
 
 
-def skipped_in_words(skipped: int, steps: int, why: str, is_of_last: bool) -> str:
-    """How many steps were skipped, of how many, and why the last examined one was; '' if none was.
-
-    Args:
-      is_of_last: whether the last one was examined.
-    """
+def skipped_in_words(skipped: int, steps: int, why: str) -> str:
+    """How many steps were skipped, of how many, and `why` the last one was whose cause is known."""
     told = '%d of %d batches %s skipped' % (skipped, steps, 'was' if skipped == 1 else 'were')
-    which = 'the last one' if is_of_last else 'the last one examined'
-    which = '' if is_of_last and skipped == 1 else ' of ' + which
-    return '%s; cause%s: %s' % (told, which, why) if why else told
+    return '%s; the last cause found: %s' % (told, why) if why else told
 
 
 _EXPLODES = (
-    '; %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
+    '%d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
     'is taken for exploding'
 )
 

@@ -26,7 +26,7 @@ _OF_DATA = 'in the input: '
 # The line of the user's code in a diagnosis.
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
 # How many of a kind are counted with it for what was seen.
-NOT_EXAMINED = '%d not examined, the symptom is the same'
+NOT_EXAMINED = '%d of them look the same, and their cause was not looked for'
 _ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
 
 

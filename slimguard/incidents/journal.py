@@ -1,7 +1,8 @@
 """The journal of a training: each incident goes to the log, the record's file and TensorBoard.
 
-In the log the first line gives the cause and its place, the second line the action. The last line
-of a training gives the command that shows what happened.
+In the log the first line gives the cause and its place, the second line the action. Later incidents
+of a cause have one line; so has one that raises, since the error says the rest. The last line of a
+training gives the command that shows what happened.
 """
 
 import time
@@ -27,7 +28,7 @@ _DONE = {
 }
 # The number of bad rows that are remembered.
 _MOST_ROWS = 10000
-# The log gives the first incidents of a kind in full, and of later ones only the action.
+# The log gives so many incidents of a kind in full; the line of a later one refers to the first.
 _IN_FULL = 2
 _NO_RECORD = (
     'no record of incidents is kept, as no logdir is known; pass '
@@ -65,7 +66,8 @@ class Journal:
         self._clock = clock
         self._last_logged = 0.0
         self._held_back = 0  # how many were not logged since then
-        # By causes, and by symptoms: the number of the first of each, and how many there were.
+        self._is_raised = False  # whether the last incident ended in a NanLossError
+        # By causes, and by symptoms: the first of each that was logged, and how many were.
         self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
         self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
         if logdir is not None:
@@ -124,7 +126,8 @@ class Journal:
         if self._file is not None:
             self._file.append(incident)
         self._summarize(incident)
-        self._log(incident, cause, _done(incident, done_by) + spent + why, why)
+        self._is_raised = incident.action == 'raise'
+        self._log(incident, cause, _done(incident, done_by) + spent, why)
         if self._file is None and self.count == 1 and not self._is_elsewhere:
             log().warning(_NO_RECORD)
 
@@ -137,7 +140,7 @@ class Journal:
                 self._held_back,
             )
             self._held_back = 0
-        if told and self.count and self.logdir is not None:
+        if told and self.count and self.logdir is not None and not self._is_raised:
             log().warning('%s.\n    %s', told, report_hint(self.logdir))
         elif told:
             log().warning('%s.', told)
@@ -165,38 +168,33 @@ class Journal:
     def _log(self, incident: Incident, cause: Optional[str], done: str, why: str) -> None:
         symptom = symptom_of(incident)
         kind = symptom if cause is None else kind_of(cause)
-        first, times = self._kinds.get(kind, (self._number, 0))
-        self._kinds[kind] = first, times + 1
-        # If a cause was logged in full, its symptom need not be.
-        self._kinds.setdefault(symptom, (first, _IN_FULL))
         goes_on = incident.action in ('skip', 'on_nan_loss')
         now = self._clock()
         if goes_on and self.count > _FIRST and now - self._last_logged < _SECONDS:
             self._held_back += 1
             return
         self._last_logged = now
+        first, times = self._kinds.get(kind, (self._number, 0))
+        self._kinds[kind] = first, times + 1
+        # If a cause was logged in full, its symptom need not be.
+        self._kinds.setdefault(symptom, (first, _IN_FULL))
         say = log().warning if incident.action in ('skip', 'interrupted') else log().error
         if self._held_back:
             done += ' (%d more not shown)' % self._held_back
             self._held_back = 0
-        head = 'incident %d %s: ' % (self._number, incident.where)
+        what, between = cause or incident.reason_in_short.replace(why, ''), '.\n    '
+        if times >= _IN_FULL or self._is_raised:
+            what, between = what.partition('; ')[0], '; '
         if times >= _IN_FULL:
-            alike = 'symptom' if cause is None else 'cause'
-            say('%s', '%ssame %s as incident %d; %s.' % (head, alike, first, done))
-        else:
-            say('%s', '%s%s.\n    %s.' % (head, cause or _in_short(incident, why), done))
+            what += ', see incident %d' % first
+        done += '' if self._is_raised else why  # the error's message has it
+        say('incident %d %s: %s%s%s.', self._number, incident.where, what, between, done)
 
 
 _CAME = (
     '; %s is, byte for byte, a bad row of incident %d (%d times so far): where a data set or a '
     'buffer draws it again, take it out there'
 )
-
-
-def _in_short(incident: Incident, why: str) -> str:
-    """The reason, without most of a long list of tensors, and without `why` at its end."""
-    reason = incident.reason_in_short
-    return reason[: -len(why)] if why and reason.endswith(why) else reason
 
 
 def _done(incident: Incident, done_by: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional, TypeVar, cast
 
 import tensorflow as tf
 
+from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident, replay_hint, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, notebook
@@ -21,9 +22,10 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.compat.v1.train.NanLossDuringTrainingError` (of `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (of `check_numerics`).
 
-    The message begins with the cause, if it was found. If the loss was above `max_loss`, or
-    rollbacks did not help, the message says what may help. It ends with a command, which makes
-    the page of the record, or, without a record, runs the step again if it was captured.
+    The message begins with the cause, if it was found, and says what to do where the cause has a
+    known cure, the loss was above `max_loss`, or rollbacks did not help. It ends with a command,
+    which makes the page of the record, or, without a record, runs the step again if it was
+    captured.
 
     Attributes:
       incident: the `Incident`.
@@ -46,8 +48,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
             cause = self.incident.diagnosis.splitlines()
             lines = ['Bad step %s: %s' % (self.incident.where, cause[0]), *cause[1:]]
             lines.append('%s; %s' % (self.incident.reason, self.incident.update))
-        if self.incident.advice is not None:
-            lines.append(self.incident.advice)
+        lines += advice.what_to_do(self.incident.cause, self.incident.advice)
         if self.logdir is not None and _is_there(path_in(self.logdir)):
             lines.append(report_hint(self.logdir))  # the page also says what to change
         elif self.incident.bundle is not None and _is_there(self.incident.bundle):

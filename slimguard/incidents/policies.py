@@ -120,8 +120,12 @@ class Policy:
         """Whether this policy takes the present incident; if not, the next of a chain does."""
         return True
 
+    def __str__(self) -> str:
+        """As a user writes it for `on_nan`."""
+        return self.action
+
     def why_not(self, state: PolicyState) -> str:
-        """The end of a reason: why this policy does not take the present incident."""
+        """Why this policy does not take the present incident, as a clause; '' if it tells none."""
         return ''
 
     def spent(self, state: PolicyState) -> str:
@@ -180,18 +184,17 @@ class Skip(Policy):
             and not self._has_spent(state)
         )
 
+    def __str__(self) -> str:
+        count = self.max_consecutive
+        return self.action if count == Skip.max_consecutive else '%s:%d' % (self.action, count)
+
     def why_not(self, state: PolicyState) -> str:
-        if state.cause == COMES_AGAIN:
-            return '; skipping does not change that'
-        if state.state_lost:
-            return '; skipping does not mend that, as every batch is bad then'
+        if state.cause == COMES_AGAIN or state.state_lost:
+            return 'the next batch would fail in the same way'
         if self._has_spent(state):
             before = min(state.steps - 1, _LAST_STEPS - 1)
             told = state.skipped_lately(), before, self.max_ratio
-            return (
-                '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more'
-                % told
-            )
+            return '%d of the %d steps before were skipped, and max_ratio=%g allows no more' % told
         if state.ruin:
             return state.ruin
         most = self._most(state, state.cause)
@@ -199,9 +202,8 @@ class Skip(Policy):
             return ''
         if most > self.max_consecutive:
             told = state.in_a_row, most, 2 * most
-            return "; %d bad batches in a row, and 'skip' allows %d ('skip:%d' allows more)" % told
-        told = state.in_a_row, most, most
-        return "; %d bad steps in a row, and 'skip:%d' allows %d" % told
+            return "these are %d bad batches in a row, of %d allowed ('skip:%d' allows more)" % told
+        return 'these are %d bad steps in a row, of %d allowed' % (state.in_a_row, most)
 
     def spent(self, state: PolicyState) -> str:
         most = self._most(state, state.cause_in_row)
@@ -267,17 +269,22 @@ class Rollback(Policy):
             return False
         return state.rollbacks < self.max_times
 
+    def __str__(self) -> str:
+        if self.learning_rate is not None:
+            return '%s:%dx%g' % (self.action, self.max_times, self.learning_rate)
+        count = self.max_times
+        return self.action if count == Rollback.max_times else '%s:%d' % (self.action, count)
+
     def why_not(self, state: PolicyState) -> str:
         if state.cause == COMES_AGAIN:
-            return '; going back does not change that'
+            return 'an earlier state would fail in the same way'
         if state.in_vain:
             since = 'it went back' if state.rollbacks else 'the training began'
-            return '; going back does not change that, as no step was good since ' + since
+            return 'an earlier state would fail in the same way: no step was good since ' + since
         if state.is_chance and state.may_skip:
-            return '; going back does not help, as the batch is at fault and not the weights'
+            return 'the batch is at fault and not the weights'
         times = 'once' if state.rollbacks == 1 else '%d times' % state.rollbacks
-        told = times, self.max_times
-        return "; the training went back %s already, and 'rollback:%d' allows no more" % told
+        return 'the training went back %s already' % times
 
     def spent(self, state: PolicyState) -> str:
         return ' (%d of %d times)' % (state.rollbacks + 1, self.max_times)

@@ -29,9 +29,9 @@ _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
 
 WHY_NO_RECORD = (
     'no guarded training has written one there, or it was deleted. If you ran a script with '
-    'slimguard run, its last line names the folder, which is in slimguard-logs if the script had '
-    'saved nothing before its first bad step. A NanLossHook needs logdir=... where its session '
-    'saves nothing, and watch() always.'
+    'slimguard run, the end of its output names the folder, which is in slimguard-logs if the '
+    'script had saved nothing before its first bad step. A NanLossHook needs logdir=... where its '
+    'session saves nothing, and watch() always.'
 )
 NO_RECORD = 'there is no record of incidents in %s: ' + WHY_NO_RECORD
 FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'
@@ -173,15 +173,11 @@ def read_incidents(logdir: files.Path) -> List[Incident]:
         for incident in slimguard.read_incidents('logs'):
             print(incident.step, incident.action, incident.reason)
     """
-    path = files.as_path(logdir)
-    try:
-        record = read_record(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(logdirs.what_is_missing(path) or NO_RECORD % path) from None
+    record = read_record(logdir)
     if record.is_foreign:
-        raise ValueError(FOREIGN % path_in(path))
+        raise ValueError(FOREIGN % path_in(logdir))
     for note in record.notes:
-        warnings.warn('%s (%s)' % (note, path_in(path)), RuntimeWarning, stacklevel=2)
+        warnings.warn('%s (%s)' % (note, path_in(logdir)), RuntimeWarning, stacklevel=2)
     return record.incidents
 
 
@@ -208,7 +204,8 @@ def read_record(logdir: files.Path) -> Record:
                 elif line.strip():
                     unreadable += 1
     except files.errors_of_absence(path):
-        raise FileNotFoundError('there is no record of incidents: %s' % path) from None
+        logdir = files.as_path(logdir)
+        raise FileNotFoundError(logdirs.what_is_missing(logdir) or NO_RECORD % logdir) from None
     except OSError:
         raise
     except files.errors(path) as error:

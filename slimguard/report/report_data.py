@@ -195,10 +195,8 @@ def told(data: ReportData) -> str:
     """The record in a sentence."""
     if data.broken:
         return 'The record of incidents cannot be read: %s.' % data.broken.rstrip('.')
-    if not data.has_record and data.unrecorded:
-        return 'There is no record of incidents, though bad steps were kept.'
     if not data.has_record:
-        return 'There is no record of incidents: ' + record_file.WHY_NO_RECORD
+        return 'There is no record of incidents, though bad steps were kept.'
     if not data.incidents:
         return 'No incident is on record.'
     one = len(data.incidents) == 1

@@ -232,17 +232,17 @@ class IncidentHandler:
         return opened.incident
 
     def _advice_on(self, opened: OpenIncident) -> Optional[str]:
-        """Advice for a training that ends in spite of rollbacks, or whose incident asks for it."""
+        """Advice for a training that bad data end, or that rollbacks did not help; else None."""
         incident, policies = opened.incident, self._policies
         asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
         asks = asks or IS_RUINED in incident.reason
-        if not (asks or policies.rollbacks or isinstance(opened.policy, Rollback)):
-            return None
         skips, goes_back = policies.may(Skip), policies.may(Rollback)
         diagnosis, kind = opened.found.diagnosis, opened.found.kind
         phase = Phase.UNKNOWN if diagnosis is None else diagnosis.phase
         if diagnosis is not None and diagnosis.bad_rows is not None:
             return advice.for_bad_data(diagnosis.bad_rows, incident.bundle, skips)
+        if not (asks or policies.rollbacks or isinstance(opened.policy, Rollback)):
+            return None
         if kind == COMES_AGAIN:
             return None  # a log line said that nothing here changes it
         if kind == BATCH:

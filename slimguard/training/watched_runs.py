@@ -210,8 +210,8 @@ class WatchedRuns:
 
     Args:
       loss: a loss to watch if no gate knows it; None for none.
-      refusal: the error for a step of a train op without a gate; None to accept it, with a warning
-        if there is no loss to watch.
+      refusal: how the error for a step of a train op without a gate begins; None to accept it, with
+        a warning if there is no loss to watch.
       row_of: gives the row of a gate's steps, by whether what a bad step drew is kept.
       histories: the last steps of gates.
       guards_beside: whether another part gates writes beside a train op, or warns of them.
@@ -291,11 +291,11 @@ class WatchedRuns:
         if self._loss is not None:
             is_step = _is_step(elements, self._loss, graph)
         if is_step and self._refusal is not None:
-            raise ValueError(self._refusal)
+            raise ValueError(self._refusal + _NOT_GUARDED % _name_of_step(elements))
         if self._loss is not None and is_step:
             return Run([], self._loss, [], [], graph)
         if is_step:
-            log().warning(_NOT_GUARDED, elements[0].name)
+            log().warning(_NOT_GUARDED, _name_of_step(elements))
         return None
 
     def _is_mine(self, gate: gates.Gate) -> bool:
@@ -337,21 +337,15 @@ def require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> No
 def refusal_without_gate(
     policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
 ) -> Optional[str]:
-    """The error for a train op without a gate; None if its loss can be watched instead."""
+    """How the error for a train op without a gate begins; None to watch its loss instead."""
     needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
-    return _NO_GATE % (on_nan,) if needs_gate else None
-
-
-_NO_GATE = (
-    'on_nan=%r cannot be done, as the train op has no gate: a bad update would stay in the '
-    'weights. Build it with slimguard.create_train_op(), or run slimguard.guard(train_op) in its '
-    'place'
-)
+    return 'on_nan=%r cannot be done, as ' % (on_nan,) if needs_gate else None
 
 
 _NOT_GUARDED = (
-    'train op %r has no gate: a bad update stays in the weights, and nobody is told. Build it with '
-    'slimguard.create_train_op(), or run slimguard.guard(train_op) in its place'
+    'train op %r is not guarded: its bad updates stay in the weights, and nobody is told. Before '
+    'the session is made, write train_op = slimguard.guard(train_op, loss=loss), and run that; '
+    'slimguard.create_train_op(loss, optimizer) makes a train op that is guarded'
 )
 
 
@@ -395,6 +389,11 @@ def _updates_unguarded(elements: list) -> bool:
     """Whether a run trains without any gate."""
     needed = graphs.ancestors([op_of(element) for element in elements])
     return any(graphs.is_apply(op) and not op.name.startswith(graphs.OURS) for op in needed)
+
+
+def _name_of_step(elements: list) -> str:
+    """The name of what a run fetches that trains."""
+    return next((each for each in elements if _updates_unguarded([each])), elements[0]).name
 
 
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:

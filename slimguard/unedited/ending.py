@@ -31,7 +31,6 @@ class Account:
       steps: how many guarded runs there were.
       skipped: in how many of them a batch was skipped.
       why_skipped: the cause of the last that was diagnosed.
-      is_of_last: whether the last one skipped was.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions are not known to train.
@@ -55,7 +54,7 @@ class Account:
         self.refused: Dict[str, str] = {}
         self.actions: Dict[str, int] = {}
         self.steps = self.skipped = 0
-        self.why_skipped, self.is_of_last = '', False
+        self.why_skipped = ''
         self.learning_rate: Optional[float] = None
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
@@ -125,8 +124,7 @@ class Account:
         last = incidents[-1]
         if last.action == Skip.action:
             self.skipped += 1
-            self.is_of_last = last.diagnosis is not None
-            self.why_skipped = last.cause if self.is_of_last else self.why_skipped
+            self.why_skipped = last.cause if last.diagnosis else self.why_skipped
         for incident in incidents:
             action = str(incident.action)
             self.actions[action] = self.actions.get(action, 0) + 1
@@ -151,7 +149,7 @@ class Account:
     def log_at_end(self) -> None:
         """Logs the skipped steps, and a step that was far beyond all before it."""
         if self.skipped:
-            told = skipped_in_words(self.skipped, self.steps, self.why_skipped, self.is_of_last)
+            told = skipped_in_words(self.skipped, self.steps, self.why_skipped)
             log().warning('%s', '\n    '.join([told + '.', *self.commands()]))
         if self.jump:
             log().warning('%s.', self.jump)
@@ -199,7 +197,8 @@ class Account:
 
     def commands(self) -> List[str]:
         """For each logdir with a record, the command that shows what happened."""
-        there = [logdir for logdir in self.logdirs if _has_record(logdir)]
+        told = getattr(self.error, 'logdir', None)  # the error that ended the script names it
+        there = [logdir for logdir in self.logdirs if logdir != told and _has_record(logdir)]
         return [report_hint(logdir) for logdir in there[:_MOST_NAMES]]
 
     def _saves(self) -> str:
@@ -285,7 +284,8 @@ _RATE = '; learning rate x%g since the last rollback'
 _SOON = 1
 _ENDED_AT_NAN = (
     'the script ended %s after it had fetched a NaN of a bad step, whose update was not applied. '
-    'If a check such as assert not np.isnan(loss) ended it, take the check out'
+    'That is fine if it was to end there. If it ended for the NaN, by a check such as '
+    'assert not np.isnan(loss), take the check out'
 )
 _BY_ITSELF = (
     'the script guards itself with a NanLossHook, slimguard.watch or slimguard.train: %s. Its own '
@@ -296,20 +296,18 @@ _BY_ITSELF = (
 def _why_nothing(seen: Account) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
+    runs = _counted(seen.runs, 'run') + ' of a session'
     if seen.error is not None and seen.runs:
-        return 'the script ended early, and %s of a session made no update' % _counted(
-            seen.runs, 'run'
-        )
+        return 'the script ended early, and %s made no update' % runs
     covers = (
         'slimguard guards the updates that a session runs, those of TensorFlow 1 optimizers '
         '(tf.compat.v1.train.Optimizer) and those that the script computes'
     )
     if seen.runs:
-        return '%s, and %s of a session made none' % (covers, _counted(seen.runs, 'run'))
+        return '%s, and %s made none' % (covers, runs)
     if seen.error is not None:
         may_be_of_1 = not seen.has_names_of_1 and _may_be_of_tensorflow_1(seen.error)
-        hint = _MAY_BE_OF_1 if may_be_of_1 else ''
-        return 'the script ended before it ran a session' + hint
+        return 'the script ended before it ran a session' + _MAY_BE_OF_1 * may_be_of_1
     said = covers + ', and this script ran no session'
     if tf.executing_eagerly():
         said += ': it enabled eager execution' if seen.has_names_of_1 else _IS_EAGER
@@ -321,8 +319,6 @@ _OTHERS = (
     'a child of multiprocessing; these have a last line of their own'
 )
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
-
-
 _MAY_BE_OF_1 = '. If it was written for TensorFlow 1, use --tf1'
 
 

@@ -181,7 +181,7 @@ class TestRuin:
         for _ in range(3):
             assert training.snapshots.ruin() == ''
             training.snapshots.step_was_spike()
-        said = '; the last 3 steps were spikes, so the weights are taken for ruined'
+        said = 'the last 3 steps were spikes, so the weights are taken for ruined'
         assert training.snapshots.ruin() == said
 
     def test_is_a_loss_that_is_a_hundred_times_all_before_it(self):
@@ -190,10 +190,10 @@ class TestRuin:
         training.train(1, loss=201.0)
         assert training.snapshots.ruin() == ''  # the median of three
         # Where the training ends, nobody will see whether the next losses are as large.
-        last = '; the weights are ruined: the loss of the last applied step is 201; the largest'
+        last = 'the weights are ruined: the loss of the last applied step is 201; the largest'
         assert training.snapshots.ruin(is_last=True).startswith(last)
         training.train(1, loss=201.0)
-        ruin = '; the weights are ruined: the median loss of the last 3 applied steps is 201'
+        ruin = 'the weights are ruined: the median loss of the last 3 applied steps is 201'
         assert training.snapshots.ruin() == ruin + '; the largest median of 10 before was 2'
         training.train(40, loss=-201.0)  # snapshots of this do not hide it
         assert training.snapshots.ruin().endswith('was 2')

@@ -560,7 +560,7 @@ STEPS = [
     ),
     (
         an_own_rate_that_counts_steps,
-        'division by 0 (1 of 1 values); it depends on variables alone, and not on the batch',
+        'division by 0 (1 of 1 values), where count is 0; it depends on variables alone',
         '!in row',
         'state',
     ),

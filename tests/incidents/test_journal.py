@@ -255,7 +255,7 @@ class TestLog:
         assert [line.partition(' at ')[0] for line in lines] == [
             'incident %d' % n for n in (3, 4, 5)
         ]
-        assert 'same symptom as incident 3;' in lines[2]
+        assert 'not finite: loss, see incident 3; update not applied' in lines[2]
 
     def test_many_lines_are_held_back_and_counted(self):
         now = [0.0]
@@ -285,18 +285,41 @@ class TestLog:
         assert 'rolled back (90 more not shown' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
-    def test_from_the_third_alike_on_one_line_says_what_is_the_same(self):
+    def test_from_the_third_alike_on_one_line_has_its_own_numbers_and_where_to_see_more(self):
         record = journal.Journal(clock=lambda: 0.0)
-        seen = {'reason': 'not finite: loss; not examined: max_bundles=1 is reached'}
+        why = '; cause not looked for: max_bundles=1 is reached'
         with LogLines() as lines:
-            for cause in 'log of 0, in row 1', 'log of 0, in row 2', 'log of 0, in row 3', None:
-                record.record(incident(), cause=cause)
-            record.record(incident(**seen), why='; not examined: max_bundles=1 is reached')
+            for row in 1, 2, 3:
+                record.record(incident(), cause='log of 0, in row %d; Log; train.py:8' % row)
+            record.record(incident())
+            record.record(incident(reason='not finite: loss' + why), why=why)
         told = [line.partition(': ')[2] for line in lines if line.startswith('incident ')]
-        assert told[0].startswith('log of 0, in row 1.\n') and 'in row 2' in told[1]
-        done = ' as incident 1; update not applied, batch skipped'
-        assert told[2:4] == ['same cause%s.' % done, 'same symptom%s.' % done]
-        assert told[4] == 'same symptom%s; not examined: max_bundles=1 is reached.' % done
+        assert told[0].startswith('log of 0, in row 1; Log; train.py:8.\n') and 'row 2' in told[1]
+        done = ', see incident 1; update not applied, batch skipped'
+        assert told[2] == 'log of 0, in row 3%s.' % done
+        assert told[3:] == ['not finite: loss%s.' % done, 'not finite: loss%s%s.' % (done, why)]
+
+    def test_the_line_before_an_error_leaves_the_rest_to_it(self):
+        record = journal.Journal()
+        with LogLines() as lines:
+            cause, why = 'log of 0, in row 1; Log; train.py:8', "; 'skip' passed over, as ..."
+            record.record(incident(action='raise'), cause=cause, why=why)
+        assert lines[0].partition(': ')[2] == (
+            'log of 0, in row 1; update not applied, raising NanLossError.'
+        )
+
+    def test_an_incident_that_was_held_back_is_not_referred_to(self):
+        now = [0.0]
+        record = journal.Journal(clock=lambda: now[0])
+        with LogLines() as lines:
+            for _ in range(10):
+                record.record(incident())
+            for number in range(4):  # the first is held back
+                now[0] = 20.0 * number
+                record.record(incident(), cause='log of 0')
+        told = [line for line in lines if 'log of 0' in line]
+        assert [line.split()[1] for line in told] == ['12', '13', '14']
+        assert 'log of 0, see incident 12' in told[2]
 
     def test_a_skip_is_a_warning_and_what_ends_or_turns_a_training_an_error(self):
         class Levels(LogLines):

@@ -80,8 +80,8 @@ def test_skip_has_a_budget_of_its_last_thousand_steps():
     chain = FallbackChain([Skip(5, max_ratio=0.2), 'stop'], RAISE)
     assert after(chain, '.x' * 200) == 'skip' and chain.why_not == ''
     assert after(chain, '.x') == 'stop'
-    said = '; 200 of the 401 steps before it were skipped, and max_ratio=0.2 allows no more'
-    assert chain.why_not == said
+    said = '200 of the 401 steps before were skipped, and max_ratio=0.2 allows no more'
+    assert chain.why_not == "; 'skip:5' passed over, as %s" % said
     # In 1,000 steps there is a tenth of it, in 400 there was a half.
     assert after(chain, '.' * 600 + 'x') == 'skip' and chain.why_not == ''
     assert after(chain, '.' * 1000 + '.x' * 200) == 'skip'
@@ -112,10 +112,12 @@ def test_a_chain_tells_once_how_many_were_skipped():
     chain.step_was_skipped(is_decided=False)
     assert chain.tell() == '3 of 6 batches were skipped'
     chain.step_was_skipped(why='log of 0')
-    said = '4 of 6 batches were skipped; cause of the last one: log of 0'
+    said = '4 of 6 batches were skipped; the last cause found: log of 0'
     assert chain.tell() == said
     chain.step_was_skipped()
-    assert 'cause of the last one examined: log of 0' in chain.tell()
+    assert '5 of 6 batches were skipped; the last cause found: log of 0' in chain.tell()
+    after(chain, 'x' * 11)  # ends in an error, which tells its own cause
+    assert 'cause' not in chain.tell()
 
 
 def test_a_ratio_is_a_share():
@@ -127,10 +129,10 @@ def test_a_ratio_is_a_share():
 def test_a_policy_that_is_used_up_says_so():
     chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
     assert after(chain, 'xxx') == 'rollback'
-    skipped = "; 3 bad steps in a row, and 'skip:2' allows 2"
+    skipped = "; 'skip:2' passed over, as these are 3 bad steps in a row, of 2 allowed"
     assert chain.why_not == skipped
     assert after(chain, 'xxx') == 'raise'
-    gone_back = "; the training went back once already, and 'rollback:1' allows no more"
+    gone_back = "; 'rollback:1' passed over, as the training went back once already"
     assert chain.why_not == skipped + gone_back
 
 
@@ -141,12 +143,19 @@ def test_bad_batches_are_counted_against_the_limit_that_holds_for_them():
         assert skip.spent(state) == ' (bad batches in a row: %d, allowed: 100)' % number
     state.note_incident(False, '', BATCH)
     assert not skip.is_willing(state)
-    told = "; 101 bad batches in a row, and 'skip' allows 100 ('skip:200' allows more)"
+    told = "these are 101 bad batches in a row, of 100 allowed ('skip:200' allows more)"
     assert skip.why_not(state) == told
     assert Skip(200).is_willing(state)
     other = PolicyState()
     other.note_incident(False, '', '')
     assert skip.spent(other) == ' (bad steps in a row: 1, allowed: 2)'
+
+
+@pytest.mark.parametrize(
+    'on_nan', ['raise', 'stop', 'skip', 'skip:5', 'rollback', 'rollback:4', 'rollback:3x0.1']
+)
+def test_a_policy_is_named_as_users_write_it(on_nan):
+    assert str(*FallbackChain(on_nan, RAISE).fallbacks) == on_nan
 
 
 def test_who_may_give_way_comes_before_others():
@@ -184,8 +193,8 @@ def test_a_callable_that_returns_nonsense_is_named():
 def test_what_is_ruined_is_not_skipped():
     chain = FallbackChain([Skip(3), Rollback()], Raise())
     assert isinstance(chain.decide(incident()), Skip) and chain.why_not == ''
-    assert isinstance(chain.decide(incident(), '; the weights are ruined'), Rollback)
-    assert chain.why_not == '; the weights are ruined'
+    assert isinstance(chain.decide(incident(), 'the weights are ruined'), Rollback)
+    assert chain.why_not == "; 'skip:3' passed over, as the weights are ruined"
     assert isinstance(chain.decide(incident()), Skip)
 
 
@@ -207,7 +216,8 @@ ORDERS = ['skip:3,rollback:3x0.5,raise', 'rollback:3x0.5,skip:3']
 def test_a_bad_batch_is_skipped_whatever_the_order(on_nan):
     action, why_not = by_cause(on_nan, BATCH, count=100)
     assert action == 'skip'
-    assert ('; going back does not help' in why_not) == on_nan.startswith('rollback')
+    passed_over = "'rollback:3x0.5' passed over, as the batch is at fault"
+    assert (passed_over in why_not) == on_nan.startswith('rollback')
     # A hundred and one in a row are no chance: then it is as if the cause was not known.
     assert by_cause(on_nan, BATCH, count=101)[0] == 'rollback'
     assert by_cause(on_nan, '', 1 if on_nan.startswith('rollback') else 4)[0] == 'rollback'
@@ -219,7 +229,7 @@ def test_a_budget_decides_when_bad_batches_are_too_many_and_a_rollback_is_passed
     action, why_not = by_cause(chain, BATCH, count=11)
     assert action == 'stop'
     assert why_not.endswith(
-        'max_ratio=0.01 allows no more; going back does not help, as the batch is at fault and not '
+        "max_ratio=0.01 allows no more; 'rollback' passed over, as the batch is at fault and not "
         'the weights'
     )
 
@@ -231,13 +241,13 @@ def test_who_asks_for_nothing_but_a_rollback_has_it():
 def test_weights_that_are_lost_or_ruined_are_not_the_batchs():
     assert by_cause('skip,rollback', BATCH, state_lost=True)[0] == 'rollback'
     chain = FallbackChain('skip,rollback', RAISE)
-    assert chain.decide(incident(), '; the weights are ruined', BATCH).action == 'rollback'
+    assert chain.decide(incident(), 'the weights are ruined', BATCH).action == 'rollback'
 
 
 @pytest.mark.parametrize('on_nan', [*ORDERS, lambda incident: 'skip', 'rollback'])
 def test_what_comes_again_whatever_is_done_ends_the_training_at_once(on_nan):
     action, why_not = by_cause(on_nan, COMES_AGAIN)
-    assert action == 'raise' and 'does not change that' in why_not
+    assert action == 'raise' and 'would fail in the same way' in why_not
     assert by_cause([on_nan, 'stop'] if callable(on_nan) else 'skip,stop', COMES_AGAIN)[0] == 'stop'
 
 

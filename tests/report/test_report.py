@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import gate
+from slimguard import __main__, gate
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.report import page, report, report_data, samples
@@ -390,13 +390,14 @@ def test_the_norm_of_the_gradients_is_told_in_the_card_and_in_the_table(tmp_path
 # What it cannot know.
 
 
-def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
+def test_without_a_record_the_command_says_so_and_makes_nothing(tmp_path, capsys):
     (tmp_path / 'checkpoint').write_text('')
-    seen = see(tmp_path)
-    said = 'There is no record of incidents: no guarded training has written one there, or it was '
-    assert said in seen.text
-    assert said in capsys.readouterr().err
-    assert 'No incident' not in seen.text
+    with pytest.raises(SystemExit) as caught:
+        __main__.main(['report', str(tmp_path)])
+    assert caught.value.code == 1
+    out, err = capsys.readouterr()
+    assert not out and 'there is no record of incidents in %s: ' % tmp_path in err
+    assert os.listdir(str(tmp_path)) == ['checkpoint']
 
 
 @pytest.mark.full

@@ -57,7 +57,7 @@ class TestEachPolicy:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
         assert told_of_skips(lines) == ['1 of 7 batches was skipped']
-        (last,) = [line for line in lines if 'batches was skipped; cause: ' in line]
+        (last,) = [line for line in lines if 'batches was skipped; the last cause found: ' in line]
         assert last.endswith(
             '.\n    to see what happened: python -m slimguard report %s' % tmp_path
         )
@@ -151,7 +151,7 @@ def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
 @two_loops
 def test_a_spent_budget_for_skipping_gives_way(loop, tmp_path):
     on_nan = [slimguard.Skip(max_ratio=0.002), 'raise']
-    why = '2 of the 5 steps before it were skipped, and max_ratio=0.002 allows no more'
+    why = '2 of the 5 steps before were skipped, and max_ratio=0.002 allows no more'
     with LogLines() as lines, pytest.raises(slimguard.NanLossError, match=why):
         loop(given(tmp_path, on_nan=on_nan, bad=(1, 3, 5)))
     assert told_of_skips(lines) == ['2 of 6 batches were skipped']

@@ -115,7 +115,7 @@ class TestWithoutAGate:
     def test_skip_is_refused_before_the_first_step(self):
         model = Linear()
         hook = slimguard.NanLossHook(model.loss, on_nan='skip')
-        with pytest.raises(ValueError, match='has no gate.*slimguard.guard'):
+        with pytest.raises(ValueError, match="'Momentum' is not guarded.*slimguard.guard"):
             train_monitored(hook, model.minimize())
         assert model.batches.drawn == 0
 
@@ -190,7 +190,7 @@ def test_the_log_line_can_be_acted_on():
     found = [what.fullmatch(line) for line in (first, second)]
     assert [match and match.groups() for match in found] == [('1', '3'), ('2', '4')]
     assert "pass logdir='logs' to slimguard.watch()" in no_record  # said once
-    assert last.startswith('2 of 8 batches were skipped; cause of the last one')
+    assert last.startswith('2 of 8 batches were skipped; the last cause found: bad data')
 
 
 class TestTwoTrainingsInOneGraph:

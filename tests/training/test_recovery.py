@@ -78,7 +78,7 @@ def test_the_newest_that_is_ten_steps_old_is_taken_and_no_older_one_is_read():
 def test_before_an_error_ruined_weights_give_way_to_it(monkeypatch):
     """Also where the last return is long ago, so that what is saved is no ruin."""
     recovery, snapshots = recovery_of(Listed(52, 50, 40))
-    monkeypatch.setattr(snapshots, 'ruin', lambda is_last=False: '; the weights are ruined')
+    monkeypatch.setattr(snapshots, 'ruin', lambda is_last=False: 'the weights are ruined')
     with LogLines() as lines:
         recovery.leave_ruin(None, 60)
     (line,) = lines

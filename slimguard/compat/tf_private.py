@@ -393,6 +393,3 @@ def slice_info(variable: Any) -> Any:
     `Variable._save_slice_info`, as TensorFlow's Saver reads it. There is no public name.
     """
     return getattr(variable, '_save_slice_info', None)
-
-
-# Editing a graph.

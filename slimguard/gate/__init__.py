@@ -61,6 +61,8 @@ from slimguard.gate.arguments import (
     writes_something,
 )
 from slimguard.gate.building.announcement import Told
+from slimguard.gate.building.builder import NoLossError
+from slimguard.gate.building.copies import copies_ahead, copy_ahead_of_others
 from slimguard.gate.building.flags import (
     ABOVE_MAX_LOSS,
     GRADIENT_NORM,
@@ -70,7 +72,7 @@ from slimguard.gate.building.flags import (
     labels_in,
 )
 from slimguard.gate.building.outcome import Measures
-from slimguard.gate.building.ranks import Ranks, name_of
+from slimguard.gate.building.ranks import Exchange, Ranks, name_of
 from slimguard.gate.gate import (
     Gate,
     gate_of,
@@ -86,27 +88,34 @@ from slimguard.gate.learning_rates import (
     learning_rates_of,
     scale_learning_rates,
 )
+from slimguard.gate.reading.losses import label_of, mean_of
 from slimguard.gate.written_beside import guard_summary
 
 __all__ = [
     'ABOVE_MAX_LOSS',
     'GRADIENT_NORM',
+    'Exchange',
     'Gate',
     'Label',
     'LearningRates',
     'Measures',
     'NoLearningRateError',
+    'NoLossError',
     'Ranks',
     'Told',
     'Verdict',
     'as_train_op',
+    'copies_ahead',
+    'copy_ahead_of_others',
     'explain',
     'gate_of',
     'gates_of',
     'guard',
     'guard_summary',
+    'label_of',
     'labels_in',
     'learning_rates_of',
+    'mean_of',
     'name_of',
     'original_of',
     'ranks_in',

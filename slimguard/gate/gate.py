@@ -20,11 +20,9 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.gate.building.announcement import Untold
 from slimguard.gate.building.flags import Label, Verdict, explain
-from slimguard.gate.building.outcome import Measures, Outcome, guarded_by
+from slimguard.gate.building.outcome import Measures, guarded_by
 from slimguard.gate.building.ranks import Ranks
 from slimguard.graph import TrainOp, Writes, key, op_of, ops
-
-_KEPT_AS = '_slimguard_gates'
 
 
 class Beside(NamedTuple):
@@ -80,9 +78,12 @@ class Gate:
       ranks: the processes that run the step together, and decide as one; see `Ranks`.
     """
 
+    train_op: TrainOp
     original: TrainOp
-    announced: Outcome
+    written: tf.Tensor
+    bad: tf.Tensor
     labels: Tuple[Label, ...]
+    step: Optional[tf.Tensor]
     watched: Any  # it is the key of a feed, and type stubs take a Tensor for unhashable
     untold: Untold
     untold_count: tf.Tensor
@@ -104,22 +105,6 @@ class Gate:
     trains: bool
     ranks: Ranks
     beside: Tuple[Beside, ...] = ()
-
-    @property
-    def train_op(self) -> TrainOp:
-        return self.announced.train_op
-
-    @property
-    def written(self) -> tf.Tensor:
-        return self.announced.written
-
-    @property
-    def bad(self) -> tf.Tensor:
-        return self.announced.bad
-
-    @property
-    def step(self) -> Optional[tf.Tensor]:
-        return self.announced.step
 
     def run_beside(self, other: 'Gate') -> None:
         """Reports bad runs of a gate that a thread runs to the watchers of this gate's steps."""
@@ -148,13 +133,7 @@ class Gate:
 
 def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
     """The gates of a graph, by the names of the given train op and of the guarded one."""
-    # On the graph itself, so that it lives as long as the graph. For a collection,
-    # `export_meta_graph` would warn that it cannot serialize it.
-    known = getattr(graph, _KEPT_AS, None)
-    if known is None:
-        known = {}
-        setattr(graph, _KEPT_AS, known)
-    return known
+    return graphs.kept_on(graph, 'gates', dict)
 
 
 def ranks_in(graph: tf.Graph) -> Ranks:

@@ -26,9 +26,8 @@ from slimguard.gate.reading.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
 from slimguard.system.log import log
 
-_WARNED_OF_CHIEF = '_slimguard_warned_of_chief'
 # Where a graph has its `LearningRates`, if updates are to be made smaller; see learning_rates.py.
-KEPT_RATES = '_slimguard_learning_rates'
+KEPT_RATES = 'learning_rates'
 
 
 def gated_writes(
@@ -174,7 +173,7 @@ def guard_with_values(
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
         plan = make_plan(train_op, loss, guarded, values, fed=fed, trains=trains)
         gate = build(plan, max_loss)
-        rates = getattr(graph, KEPT_RATES, None)
+        rates = graphs.kept_already(graph, KEPT_RATES)
         if rates is not None:
             rates.scale(gate, is_new=True)
         _note(gate)
@@ -223,9 +222,9 @@ def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
 
 def _warn_of_chief(train_op: TrainOp, why: object) -> None:
     """Warns, once for a train op, that the update made of its gradients is not guarded."""
-    warned = getattr(train_op.graph, _WARNED_OF_CHIEF, set())
+    warned = graphs.kept_on(train_op.graph, 'warned_of_chief', set)
     if train_op.name not in warned:
-        setattr(train_op.graph, _WARNED_OF_CHIEF, warned | {train_op.name})
+        warned.add(train_op.name)
         log().warning(
             'the gradients of train op %r are guarded, and the update that the chief '
             'makes of them is NOT: %s. Call slimguard.guard() right after minimize() or '

@@ -147,7 +147,7 @@ class LearningRates:
 
 def learning_rates_of(graph: tf.Graph) -> Optional[LearningRates]:
     """The factor of a graph's learning rates; None if there is none."""
-    return getattr(graph, KEPT_RATES, None)
+    return graphs.kept_already(graph, KEPT_RATES)
 
 
 def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
@@ -167,7 +167,7 @@ def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
                 rates = LearningRates(graph, _device_for(graph, is_shared))
             for gate in dict.fromkeys(gates_of(graph).values()):
                 rates.scale(gate, is_new=False)
-            setattr(graph, KEPT_RATES, rates)
+            graphs.kept_on(graph, KEPT_RATES, lambda: rates)
     return rates
 
 

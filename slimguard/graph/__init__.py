@@ -9,6 +9,7 @@
     devices.py       the device for an op that serves another
     ops.py           creating ops: in our scope, at the place of another, or as one that exists
     sessions.py      the sessions on a graph, and a wrapper that stands in for one
+    kept.py          values of ours that are kept on a graph or a session
     single_runs.py   slimguard's own runs, made once or seldom, and runs by a handle
     token_queues.py  the queue and the runner that synchronous workers wait for
 
@@ -24,6 +25,7 @@ from slimguard.graph.control_flow import (
     loop_around_output,
     outermost_context,
 )
+from slimguard.graph.kept import kept_already, kept_on
 from slimguard.graph.sessions import open_sessions
 from slimguard.graph.variables import (
     READS,
@@ -101,6 +103,8 @@ __all__ = [
     'is_seen_from',
     'is_stateful',
     'is_variable_read',
+    'kept_already',
+    'kept_on',
     'key',
     'largest_constant',
     'local_in',

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
+from slimguard.graph.kept import kept_already, kept_on
 
 SessionInterface = tf_private.SessionInterface
 
@@ -96,7 +97,7 @@ def callable_of(
 
 
 _SEEN = '_slimguard_seen'  # the number of the last op that a session has seen
-_OPENED = '_slimguard_noted_sessions'  # the sessions whose every run is noted
+_OPENED = 'noted_sessions'  # the sessions whose every run is noted
 
 
 def note_seen(graph: tf.Graph) -> None:
@@ -113,10 +114,7 @@ def note_seen(graph: tf.Graph) -> None:
 
 def note_opened(session: tf1.Session) -> None:
     """Notes that a session was just opened: until `note_seen` it has seen nothing."""
-    graph = session.graph
-    if getattr(graph, _OPENED, None) is None:
-        setattr(graph, _OPENED, weakref.WeakSet())
-    getattr(graph, _OPENED).add(session)
+    kept_on(session.graph, _OPENED, weakref.WeakSet).add(session)
 
 
 def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
@@ -124,7 +122,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
     seen = getattr(graph, _SEEN, None)
     if seen is not None:
         return lambda op: tf_private.number_of(op) > seen
-    opened = getattr(graph, _OPENED, ())
+    opened = kept_already(graph, _OPENED) or ()
     nobody_has_run = all(session in opened for session in open_sessions(graph))
     return lambda op: nobody_has_run
 

@@ -13,10 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard.compat import tf_private
+from slimguard.graph.kept import kept_already, kept_on
 from slimguard.graph.ops import our_scope
 from slimguard.graph.sessions import OWN_WORK
 
-_KEPT_AS = '_slimguard_single_runs'
+_KEPT_AS = 'single_runs'
 # On TensorFlow 2 a callable may return memory that others read and write: that of a variable, a
 # constant, a fed array or a cached batch. `session.run` returns a copy.
 _SHARES_MEMORY = not tf.__version__.startswith('1.')
@@ -24,14 +25,14 @@ _SHARES_MEMORY = not tf.__version__.startswith('1.')
 
 def prepare(graph: tf.Graph) -> None:
     """Adds the tensor that single runs feed, once. Call it before their ops are made."""
-    if getattr(graph, _KEPT_AS, None) is None:
+    if kept_already(graph, _KEPT_AS) is None:
         with tf_private.unfinalized(graph), our_scope(graph, 'single_runs'):
-            setattr(graph, _KEPT_AS, tf.identity(tf.constant(False), name='fed'))
+            kept_on(graph, _KEPT_AS, lambda: tf.identity(tf.constant(False), name='fed'))
 
 
 def run_once(session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> Any:
     """As `session.run`, for a run of ours that is not repeated often."""
-    fed = getattr(session.graph, _KEPT_AS, None)
+    fed = kept_already(session.graph, _KEPT_AS)
     feeds = feed_dict if fed is None else {**(feed_dict or {}), fed.name: False}
     with OWN_WORK:
         return session.run(fetches, feeds)

@@ -16,13 +16,13 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.reading.losses import mean_of
+from slimguard.gate import mean_of
 from slimguard.gate.written_beside import is_drawn
-from slimguard.graph import TrainOp, key, op_of
+from slimguard.graph import TrainOp, kept_on, key, op_of
 from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.sessions import Inside
 from slimguard.system import texts
-from slimguard.unedited.patches import Patches, kept_on
+from slimguard.unedited.patches import Patches
 
 # How many losses a line names if it is not known whether they count as one.
 _MOST_NAMES = 3

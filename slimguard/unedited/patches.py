@@ -1,27 +1,11 @@
-"""Replaces methods of TensorFlow for a while, and keeps notes on its objects."""
+"""Replaces methods of TensorFlow for a while."""
 
 import functools
 from typing import Any, Callable, List, Tuple
 
+from slimguard.graph import kept_already as kept_already
+from slimguard.graph import kept_on as kept_on
 from slimguard.graph.sessions import REPLACES
-
-
-def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
-    """A value that we keep on an object of TensorFlow, made when it is first asked for.
-
-    The value refers to the object in turn, so a dictionary of ours would keep both for ever.
-    """
-    name = '_slimguard_' + name
-    kept = getattr(thing, name, None)
-    if kept is None:
-        kept = make()
-        setattr(thing, name, kept)
-    return kept
-
-
-def kept_already(thing: Any, name: str) -> Any:
-    """The value that `kept_on` keeps on an object, or None."""
-    return getattr(thing, '_slimguard_' + name, None)
 
 
 class Patches:

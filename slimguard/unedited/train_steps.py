@@ -26,9 +26,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
+from slimguard.gate import NoLossError, copies_ahead, copy_ahead_of_others
 from slimguard.gate.arguments import is_made_inside
-from slimguard.gate.building.builder import NoLossError
-from slimguard.gate.building.copies import copies_ahead, copy_ahead_of_others
 from slimguard.gate.chief_update import takes_accumulated
 from slimguard.gate.gate import Gate
 from slimguard.gate.guard import gated_writes, guard_with_values

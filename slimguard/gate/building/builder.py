@@ -151,8 +151,8 @@ class _Build:
         feeds.untold.counts.add(row.name)
         undone = plan.variables if plan.trial or plan.is_chiefs else ()
         return Gate(
+            **announced._asdict(),
             original=step.train_op,
-            announced=announced,
             labels=tuple(flags.labels),
             watched=feeds.watched,
             untold=feeds.untold,

@@ -17,8 +17,6 @@ from slimguard.graph.sessions import unseen_by_sessions
 # Values of variables at one moment, by the op of the variable.
 Copies = Dict[tf.Operation, tf.Tensor]
 
-_KEPT_AS = '_slimguard_copies_ahead'
-
 
 def restore(copies: Copies, token: tf.Tensor, name: str) -> tf.Tensor:
     """Writes copies back once `token` is alive. Returns `token`, once that is done.
@@ -38,11 +36,7 @@ def restore(copies: Copies, token: tf.Tensor, name: str) -> tf.Tensor:
 
 def copies_ahead(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
     """A dictionary to add to: the variables copied ahead of a graph's writes, by the copying op."""
-    known = getattr(graph, _KEPT_AS, None)
-    if known is None:
-        known = {}
-        setattr(graph, _KEPT_AS, known)
-    return known
+    return graphs.kept_on(graph, 'copies_ahead', dict)
 
 
 def require_unseen(

@@ -22,9 +22,6 @@ from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.system.log import log
 
-# The attribute of a graph with its `Checks`.
-_KEPT_AS = '_slimguard_checks'
-
 
 def ranks_of(step: StepGraph) -> Ranks:
     """The ranks that run a step together; this process alone if the step has no collective.
@@ -37,8 +34,7 @@ def ranks_of(step: StepGraph) -> Ranks:
         ours = [node for node in nodes if re.match(types, node.op)]
         ranks = make(step, ours) if ours else None
         if ranks is not None:
-            checks = getattr(step.graph, _KEPT_AS, None) or Checks()
-            setattr(step.graph, _KEPT_AS, checks)
+            checks = graphs.kept_on(step.graph, 'checks', Checks)
             return ranks._replace(checks=checks, train_op=op_of(step.train_op).name)
     return Ranks()
 

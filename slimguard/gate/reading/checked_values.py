@@ -1,6 +1,6 @@
 """The values to check before anything is written: each once, with its name in messages."""
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -25,51 +25,6 @@ class Check(NamedTuple):
     # For a gradient that an optimizer takes, the name of its variable; else ''.
     gradient_of: str = ''
     is_learning_rate: bool = False
-
-
-class GatedWrite(NamedTuple):
-    """The properties of a gated write that are known before it runs.
-
-    Attributes:
-      op: the write.
-      inputs: the values that it takes, and what to check for each.
-      is_trial: whether the value that it writes can only be judged afterwards.
-      ranges: the ranges of its arguments; if one is left, the written value has to be judged.
-    """
-
-    op: tf.Operation
-    inputs: Sequence['_Input']
-    is_trial: bool
-    ranges: Sequence[Range] = ()
-
-
-class _Input(NamedTuple):
-    role: str  # the argument of the write
-    sources: Sequence[tf.Tensor]  # if these are finite, so is the value
-
-
-def read_gated_write(
-    write: tf.Operation, step: StepGraph, late: LateValues, kernels: Kernels
-) -> GatedWrite:
-    """Finds the values that a gated write takes, and whether checking them is enough."""
-    if step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
-        return GatedWrite(write, (), True)
-    ranges = kernels.ranges_of(write) if _is_kernel(write) else []
-    is_trial = ranges is None
-    inputs: List[_Input] = []
-    for value in graphs.values_of(write):
-        found = late.sources_of(step.resolve(value.tensor))
-        if found is None:
-            is_trial = True
-        else:
-            inputs.append(_Input(value.role, found))
-    if any(each.tensor in late for each in ranges or ()):
-        is_trial = True
-    return GatedWrite(write, inputs, is_trial, ranges or ())
-
-
-def _is_kernel(write: tf.Operation) -> bool:
-    return graphs.is_apply(write) and not graphs.is_accumulator(write)
 
 
 class CheckedValues:
@@ -99,11 +54,27 @@ class CheckedValues:
         """All checks, in the order they were added."""
         return list(self._checks.values())
 
-    def add_gated(self, write: GatedWrite) -> None:
-        """Adds checks of the values that a gated write takes."""
-        for role, sources in write.inputs:
-            for source in sources:
-                self._add(source, write.op, role)
+    def add_gated(
+        self, write: tf.Operation, late: LateValues, kernels: Kernels
+    ) -> Optional[List[Range]]:
+        """Adds checks of the values that a gated write takes.
+
+        Returns:
+          The ranges of its arguments that have to hold as well, so that these checks are enough;
+          None if the value that it writes can only be judged afterwards.
+        """
+        if self._step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
+            return None
+        is_kernel = graphs.is_apply(write) and not graphs.is_accumulator(write)
+        ranges = kernels.ranges_of(write) if is_kernel else []
+        for value in graphs.values_of(write):
+            sources = late.sources_of(self._step.resolve(value.tensor))
+            if sources is None:
+                ranges = None
+            for source in sources or ():
+                self._add(source, write, value.role)
+        is_late = any(each.tensor in late for each in ranges or ())
+        return None if is_late else ranges
 
     def add_forward(self, write: tf.Operation) -> None:
         """Adds checks of the values that a forward write takes."""

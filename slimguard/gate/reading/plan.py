@@ -4,12 +4,12 @@
 the words *forward*, *gated*, *forward write* and *trial* that are used here.
 """
 
-from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.reading.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
+from slimguard.gate.reading.checked_values import Check, CheckedValues
 from slimguard.gate.reading.gated_ops import (
     ForwardWrites,
     find_barrier,
@@ -99,12 +99,23 @@ def make_plan(
     late = LateValues(step, gated)
     losses = find_losses(step, gated, late, loss)
     late_loss = find_late_loss(step, gated, late, loss)
-    gated_writes, checked, forward = _read_writes(step, gated, late, losses, left_alone or ())
-    variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
-    judged_before = [write.op for write in gated_writes if not write.is_trial]
+    gated_writes = [write for write in step.writing if write in gated]
+    variables = [v for write in gated_writes for v in step.writes.variables(write)]
+    judged_before: List[tf.Operation] = []
+    ranges: List[Range] = []
+    checked = CheckedValues(step, gated, losses)
+    kernels = Kernels(step)
+    forward = ForwardWrites(step, gated)
+    for write in step.writing:
+        if write in gated:
+            found = checked.add_gated(write, late, kernels)
+            if found is not None:
+                judged_before.append(write)
+                ranges += found
+        elif write not in (left_alone or ()) and forward.add(write):
+            checked.add_forward(write)
     factors = find_ranges(judged_before, step, late)
-    ranges = [each for write in gated_writes for each in write.ranges]
-    trial = late_loss is not None or any(write.is_trial for write in gated_writes)
+    trial = late_loss is not None or len(judged_before) < len(gated_writes)
     plan = Plan(
         step=step,
         gated=gated,
@@ -127,32 +138,11 @@ def make_plan(
     return plan
 
 
-def _read_writes(
-    step: StepGraph,
-    gated: Set[tf.Operation],
-    late: LateValues,
-    losses: Sequence[tf.Tensor],
-    left_alone: Container[tf.Operation],
-) -> Tuple[List[GatedWrite], CheckedValues, ForwardWrites]:
-    """Finds what has to happen to each write, in the order in which they run."""
-    gated_writes: List[GatedWrite] = []
-    values = CheckedValues(step, gated, losses)
-    kernels = Kernels(step)
-    forward = ForwardWrites(step, gated)
-    for write in step.writing:
-        if write in gated:
-            gated_writes.append(read_gated_write(write, step, late, kernels))
-            values.add_gated(gated_writes[-1])
-        elif write not in left_alone and forward.add(write):
-            values.add_forward(write)
-    return gated_writes, values, forward
-
-
 def _each_once(ranges: Iterable[Range]) -> List[Range]:
     return list({(key(each.tensor), each.low, each.high): each for each in ranges}.values())
 
 
-def _find_changed(step: StepGraph, gated_writes: Sequence[GatedWrite]) -> Set[tf.Operation]:
+def _find_changed(step: StepGraph, gated_writes: Sequence[tf.Operation]) -> Set[tf.Operation]:
     """The float variables whose new value is computed from the old one.
 
     Of variables that a function or a loop writes, the trainable ones count. Assigned variables do
@@ -161,9 +151,9 @@ def _find_changed(step: StepGraph, gated_writes: Sequence[GatedWrite]) -> Set[tf
     trainable = graphs.trainable_in(step.graph)
     found: Set[tf.Operation] = set()
     for write in gated_writes:
-        is_opaque = step.writes.is_opaque(write.op)
-        if is_opaque or graphs.changes_value(write.op):
-            written = filter(graphs.is_float_variable, step.writes.variables(write.op))
+        is_opaque = step.writes.is_opaque(write)
+        if is_opaque or graphs.changes_value(write):
+            written = filter(graphs.is_float_variable, step.writes.variables(write))
             found.update(v for v in written if not is_opaque or v in trainable)
     return found
 

@@ -202,16 +202,7 @@ def _passes_on(op: tf.Operation) -> bool:
     """Whether the floats that an op returns are its inputs, or begin with it."""
     if not any(map(graphs.is_float, op.outputs)) or not op.inputs:
         return True
-    if op.type == 'Cast':
-        return not _narrows(op.inputs[0].dtype.base_dtype, op.outputs[0].dtype.base_dtype)
     return graphs.is_variable_read(op) or op.type in _PASS_ON or graphs.is_random(op)
-
-
-def _narrows(source: tf.DType, target: tf.DType) -> bool:
-    """Whether a number may be too large for what it is cast to."""
-    if source.is_floating or source.is_complex:
-        return target.size < source.size or (target == tf.float16 and source != tf.float16)
-    return target == tf.float16
 
 
 _PASS_ON = frozenset(

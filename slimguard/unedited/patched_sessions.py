@@ -239,8 +239,7 @@ class PatchedSessions:
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
         if self._learning_rate is not None:
             scale_learning_rates(graph, is_shared=False)
-        told = (self.seen.refuse, self.seen.say_no_loss)
-        return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
+        return TrainSteps(graph, self._notes, self._settings.max_loss, self.seen)
 
     def _capture(self, graph: tf.Graph, step: GuardedStep) -> None:
         """Has the drawn values of a step kept, before it runs for the first time."""

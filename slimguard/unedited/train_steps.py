@@ -44,21 +44,17 @@ from slimguard.training.fetch_structures import (
     map_fetches,
     not_fed,
 )
+from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
 from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key, ends_of
 
 
 class Gated(NamedTuple):
-    """The fetched elements of a run that need the same update, and its gate.
-
-    Attributes:
-      beside: the elements that only write, if others train.
-    """
+    """The fetched elements of a run that need the same update, and its gate."""
 
     gate: Gate
     elements: Sequence[TrainOp]
-    beside: Sequence[TrainOp] = ()
 
     @property
     def name(self) -> str:
@@ -93,28 +89,6 @@ class GuardedStep:
     is_watched: bool
     written: Sequence[tf.Operation]
 
-    @classmethod
-    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'GuardedStep':
-        """The step that a run of `fetches` is.
-
-        Args:
-          fetches: what the script fetches.
-          parts: the elements that train, or else write; at least one.
-          graph: the graph.
-          trains: whether it trains.
-        """
-        names = {element.name for element in fetched_elements(fetches, graph)}
-        first = parts[0]
-        train_ops = [part.gate.train_op for part in parts]
-        both = [_through_gates(fetches, parts, graph), train_ops]
-        return cls(
-            tuple(part.gate for part in parts),
-            tuple(part.name for part in parts if trains),
-            tf1.train.SessionRunArgs(both),
-            not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
-            tuple(written_in(first.beside, graph) if trains else written_by(first.gate)),
-        )
-
 
 class TrainSteps:
     """Guards the train ops of one graph.
@@ -123,8 +97,7 @@ class TrainSteps:
       graph: the graph; finalized or not.
       notes: the results of the optimizers.
       max_loss: a larger loss is a bad step; None for no limit.
-      on_refusal: called with the name of an update that cannot be guarded, and why not.
-      on_no_loss: called with the name of a train op whose loss is not known, and why, or ''.
+      account: notes updates that cannot be guarded, and train ops whose loss is not known.
     """
 
     def __init__(
@@ -132,14 +105,12 @@ class TrainSteps:
         graph: tf.Graph,
         notes: OptimizerNotes,
         max_loss: Optional[float],
-        on_refusal: Callable[[str, Exception], None],
-        on_no_loss: Callable[[str, str], None],
+        account: Account,
     ):
         self._graph = graph
         self._notes = notes
         self._max_loss = max_loss
-        self._on_refusal = on_refusal
-        self._on_no_loss = on_no_loss
+        self._account = account
         self._version = -1  # the graph's version when all its train ops were guarded
         self._known_updates: Set[str] = set()
         self._updates = SharedUpdates(graph, notes)
@@ -235,20 +206,28 @@ class TrainSteps:
         beside = self._beside(elements, joined) if joined and not gives_first else []
         if beside:
             joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
-        for number, together in enumerate(joined):
+        written = []
+        for together in joined:
             part = self._guarded(together, fed)
             if part is None:
                 apart = [each for each in training if each[0] in together and each != together]
                 parts += [self._guarded(each, fed) for each in apart]
             else:
-                parts.append(part._replace(beside=[] if number else beside))
-        trains = bool(parts)
-        if not trains and not gives_first:
+                parts.append(part)
+                written += written_in(beside, self._graph) if together is joined[0] else []
+        names = [part.name for part in parts if part is not None]
+        if not parts and not gives_first:
             writing = self._own_updates.among(elements, fed)
             if writing:
                 parts.append(self._guarded(writing, fed, self._own_updates.guard))
-        guarded = [part for part in parts if part is not None]
-        return GuardedStep.of(fetches, guarded, self._graph, trains) if guarded else None
+                written += written_by(parts[0].gate) if parts[0] is not None else []
+        parts = [part for part in parts if part is not None]
+        if not parts:
+            return None
+        both = [_through_gates(fetches, parts, self._graph), [p.gate.train_op for p in parts]]
+        is_watched = any(_is_watched(part, elements) for part in parts)
+        found = [part.gate for part in parts]
+        return GuardedStep(found, names, tf1.train.SessionRunArgs(both), is_watched, written)
 
     def _guarded(
         self,
@@ -263,12 +242,12 @@ class TrainSteps:
         except gates.NoLearningRateError:
             raise
         except (ValueError, TypeError) as error:
-            self._on_refusal(getattr(error, 'name', together[-1].name), error)
+            self._account.refuse(getattr(error, 'name', together[-1].name), error)
             return None
         if made.gate.loss is None and (guard is None or self._max_loss is not None):
             why = self._notes.why_unknown(made.gate.original, fed)
             if why or self._max_loss is not None:
-                self._on_no_loss(made.name, why)
+                self._account.say_no_loss(made.name, why)
         return made
 
     def _joined(
@@ -298,7 +277,7 @@ class TrainSteps:
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
-        return written_beside(others, training[0], self._on_refusal)
+        return written_beside(others, training[0], self._account.refuse)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
         """The gate of elements fetched together, which replaces a gate of one of them."""

@@ -53,20 +53,6 @@ class SharedUpdates:
                 training.append(([element], updates))
         return _sharing(training)
 
-    def only_sums_before(self, value: tf.Tensor) -> bool:
-        """Whether a value is computed after gradients are added up, in a run that trains nothing.
-
-        A gate would take such a value for a loss, and the sums for a part of the forward pass.
-        """
-        while value.op.type == 'Identity':
-            value = value.op.inputs[0]
-        sums = self._notes.writes_of_gradients(self._graph)
-        found = set(sums).intersection(graphs.ancestors([value.op]))
-        writes = graphs.Writes(self._graph)
-        written = {variable for op in found for variable in writes.variables(op)}
-        trains = any(map(graphs.is_apply, found)) or written & graphs.trainable_in(self._graph)
-        return bool(found) and not trains
-
     def join(
         self,
         groups: Sequence[List[TrainOp]],

@@ -291,14 +291,15 @@ class TrainSteps:
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
-        is_value = isinstance(train_op, tf.Tensor)
-        if fed or (is_value and self._updates.only_sums_before(train_op)):
+        loss = self._notes.loss_of(train_op, fed)
+        if fed:
             train_op = _group(map(op_of, elements), self._graph)
+        elif loss is not None:  # else a value may be it
+            train_op = op_of(train_op)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op whose value was not asked for at that time
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
-        loss = self._notes.loss_of(train_op, fed)
         max_loss = self._max_loss
         for own in owns:  # settings of the script's own `guard`
             loss = loss if own.loss is None or fed else own.loss

@@ -40,12 +40,10 @@ def as_path(path: Path, name: str = 'logdir') -> str:
             "%s is empty; expected the path of a directory, such as 'logs' ('.' is the working "
             'directory)' % name
         )
-    try:
-        text.encode('utf-8')
-    except UnicodeEncodeError:
+    if not _is_utf8(text):
         raise ValueError(
             '%s %r is no UTF-8, and TensorFlow opens no other paths; rename it' % (name, path)
-        ) from None
+        )
     if '\0' in text:
         raise ValueError('%s %r holds a NUL, which no file name can' % (name, path))
     if text.startswith(_LOCAL_SCHEME):

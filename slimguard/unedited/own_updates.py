@@ -19,7 +19,7 @@ from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.single_runs import run_once
 from slimguard.system import texts
 from slimguard.unedited.patches import kept_on
-from slimguard.unedited.shared_updates import each_once
+from slimguard.unedited.shared_updates import each_once, is_ours
 
 # At most so many updates that were built after the first gate are guarded. A gate is many ops, and
 # TensorFlow reads the whole graph before it runs a new op.
@@ -72,16 +72,13 @@ class OwnUpdates:
           elements: the fetched elements, none of which trains.
           fed: tensors computed within the step that the run feeds.
         """
-        once = [each for each in each_once(elements) if not _is_ours(each)]
+        once = [each for each in each_once(elements) if not is_ours(each)]
         updates = _Updates(self._graph)
-        others = writing_among(once, self._graph, fed)
-        if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
-            return []  # as most runs that train nothing: one look at all is quickest
+        others = set(map(id, writing_among(once, self._graph, fed)))
         steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
         if not others and not any(_is_float(v) for step in steps for v in updates.computed(step)):
             return []
-        known = set(map(id, others))
-        return [e for e, step in zip(once, steps) if id(e) in known or updates.writing(step)]
+        return [e for e, step in zip(once, steps) if id(e) in others or updates.writing(step)]
 
     def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
         """As `guard_writes`.
@@ -105,13 +102,6 @@ class OwnUpdates:
         if self._first is None:
             self._first = tf_private.number_of(op_of(gate.train_op))
         return gate
-
-
-def written_by(gate: Gate) -> List[tf.Operation]:
-    """The ops of the variables that a gate writes."""
-    writes = graphs.Writes(gate.train_op.graph)
-    written = [variable for op in gate.writes for variable in writes.variables(op)]
-    return list(dict.fromkeys([*gate.transient, *written]))
 
 
 def written_in(elements: Iterable[TrainOp], graph: tf.Graph) -> List[tf.Operation]:
@@ -183,10 +173,6 @@ class _Updates:
             return [write.inputs[2].op]
         into = self._writes.inputs(write)
         return [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
-
-
-def _is_ours(element: TrainOp) -> bool:
-    return op_of(element).name.startswith(graphs.OURS)
 
 
 def _inserts(op: tf.Operation) -> bool:

@@ -30,7 +30,7 @@ from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import WITH_FIRST, UnguardedUpdateError, without_value
-from slimguard.unedited.patches import Patches, kept_already, kept_on
+from slimguard.unedited.patches import Patches, kept_on
 from slimguard.unedited.script_files import ScriptFiles
 from slimguard.unedited.script_saves import ScriptRestorer
 from slimguard.unedited.script_session import ScriptSession, ScriptWatcher
@@ -94,6 +94,7 @@ class PatchedSessions:
         self._signals = StopSignals(self._save_last, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
+        self._has_said_nan_beside = False
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
         policies = FallbackChain(on_nan, Raise())
         self._learning_rate, self._first_policy = policies.learning_rate, policies.fallbacks[0]
@@ -193,8 +194,8 @@ class PatchedSessions:
         elif np.isnan(run_values.results).any():
             if isinstance(self._first_policy, Stop):
                 run_context.request_stop()
-            if kept_already(session.graph, 'told_nan_beside') is None:
-                kept_on(session.graph, 'told_nan_beside', lambda: True)
+            if not self._has_said_nan_beside:
+                self._has_said_nan_beside = True
                 log().warning(_NAN_BESIDE, self._on_nan)
 
     # The sessions below.
@@ -232,14 +233,12 @@ class PatchedSessions:
         known = kept_on(graph, 'steps', dict)  # by the PatchedSessions in force
         steps = known.get(self)
         if steps is None:
-            steps = known[self] = self._steps_in(graph)
+            if self._learning_rate is not None:
+                scale_learning_rates(graph, is_shared=False)
+            steps = TrainSteps(graph, self._notes, self._settings.max_loss, self.seen)
+            known[self] = steps
         steps.prepare()
         return steps
-
-    def _steps_in(self, graph: tf.Graph) -> TrainSteps:
-        if self._learning_rate is not None:
-            scale_learning_rates(graph, is_shared=False)
-        return TrainSteps(graph, self._notes, self._settings.max_loss, self.seen)
 
     def _capture(self, graph: tf.Graph, step: GuardedStep) -> None:
         """Has the drawn values of a step kept, before it runs for the first time."""

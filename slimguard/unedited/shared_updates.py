@@ -135,9 +135,14 @@ def _sharing(given: Sequence[Tuple[List[TrainOp], Set[Any]]]) -> List[List[Train
 def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
     """The op to search for an element's updates; None if it is one of ours that guards nothing."""
     original = gates.original_of(element)
-    if original is element and op_of(element).name.startswith(graphs.OURS):
+    if original is element and is_ours(element):
         return None
     return op_of(original)
+
+
+def is_ours(element: TrainOp) -> bool:
+    """Whether slimguard made an element."""
+    return op_of(element).name.startswith(graphs.OURS)
 
 
 def each_once(elements: Sequence[TrainOp]) -> List[TrainOp]:

@@ -9,16 +9,7 @@ that were built around them are guarded at once; these are what most scripts fet
 """
 
 import dataclasses
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-)
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -46,8 +37,14 @@ from slimguard.training.fetch_structures import (
 )
 from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
-from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
-from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key, ends_of
+from slimguard.unedited.own_updates import OwnUpdates, written_in
+from slimguard.unedited.shared_updates import (
+    SharedUpdates,
+    each_once,
+    element_key,
+    ends_of,
+    is_ours,
+)
 
 
 class Gated(NamedTuple):
@@ -79,7 +76,8 @@ class GuardedStep:
       names: by gate, the name of the train op that the script fetches; empty if it only writes.
       args: the script's fetches, with guarded elements in place of those that train, and the train
         ops of the gates. It is always the same object, so that watchers recognize it.
-      is_watched: whether something else watches it: a `NanLossHook`, or `slimguard.train`.
+      is_watched: whether something else watches it: a `NanLossHook`, which also names the writes
+        beside its gate, or `slimguard.train`. Then all else is empty.
       written: the ops of the variables that it may put back, except those that a train op writes.
     """
 
@@ -195,18 +193,15 @@ class TrainSteps:
         if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
             return self.step_for(fetches, (), gives_first)
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
-        parts, training = [], []
-        for together in self._updates.by_update(elements, fed):
-            watched = [part for part in map(_gated, together) if _is_watched(part, elements)]
-            if watched:  # by a hook of the script, which names the writes beside that gate
-                parts += watched
-            else:
-                training.append(together)
+        if _is_watched(elements, self._graph):
+            return GuardedStep([], [], tf1.train.SessionRunArgs(fetches), True, [])
+        training = self._updates.by_update(elements, fed)
         joined = self._joined(training, elements, fed)
         beside = self._beside(elements, joined) if joined and not gives_first else []
         if beside:
             joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
-        written = []
+        parts: List[Optional[Gated]] = []
+        written: List[tf.Operation] = []
         for together in joined:
             part = self._guarded(together, fed)
             if part is None:
@@ -215,19 +210,19 @@ class TrainSteps:
             else:
                 parts.append(part)
                 written += written_in(beside, self._graph) if together is joined[0] else []
-        names = [part.name for part in parts if part is not None]
-        if not parts and not gives_first:
+        trains = bool(parts)
+        if not trains and not gives_first:
             writing = self._own_updates.among(elements, fed)
             if writing:
                 parts.append(self._guarded(writing, fed, self._own_updates.guard))
-                written += written_by(parts[0].gate) if parts[0] is not None else []
-        parts = [part for part in parts if part is not None]
-        if not parts:
+                written = written_in(writing, self._graph)
+        guarded = [part for part in parts if part is not None]
+        if not guarded:
             return None
-        both = [_through_gates(fetches, parts, self._graph), [p.gate.train_op for p in parts]]
-        is_watched = any(_is_watched(part, elements) for part in parts)
-        found = [part.gate for part in parts]
-        return GuardedStep(found, names, tf1.train.SessionRunArgs(both), is_watched, written)
+        own = [part.gate for part in guarded]
+        names = [part.name for part in guarded if trains]
+        asked = [_through_gates(fetches, guarded, self._graph), [gate.train_op for gate in own]]
+        return GuardedStep(own, names, tf1.train.SessionRunArgs(asked), False, written)
 
     def _guarded(
         self,
@@ -276,7 +271,7 @@ class TrainSteps:
         """The elements that do not train, but write with the batch of the first that train."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
-        others = [each for each in others if not _is_left_alone(op_of(each))]
+        others = [e for e in others if not is_ours(e) and not graphs.is_enqueue(op_of(e))]
         return written_beside(others, training[0], self._account.refuse)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
@@ -316,20 +311,10 @@ class _ToGuard(NamedTuple):
     values: Sequence[tf.Tensor]
 
 
-def _gated(element: TrainOp) -> Optional[Gated]:
-    """A guarded train op behind its own gate; None for any other."""
-    own = gates.gate_of(element)
-    return own and Gated(own, [element])
-
-
-def _is_watched(part: Optional[Gated], elements: Sequence[TrainOp]) -> bool:
-    """Whether a run fetches, beside a guarded train op, the tensors that its gate has for hooks."""
-    return part is not None and any(each.name in part.gate.untold.counts for each in elements)
-
-
-def _is_left_alone(op: tf.Operation) -> bool:
-    """Whether an op is ours, or of a queue runner."""
-    return op.name.startswith(graphs.OURS) or graphs.is_enqueue(op)
+def _is_watched(elements: Sequence[TrainOp], graph: tf.Graph) -> bool:
+    """Whether a run fetches the tensors that a gate has for hooks."""
+    names = {each.name for each in elements}
+    return any(not names.isdisjoint(gate.untold.counts) for gate in gates.gates_of(graph).values())
 
 
 def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:

@@ -25,7 +25,7 @@ from slimguard.gate.gate import Gate
 from slimguard.gate.guard import gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.written_beside import written_beside
-from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import OWN_WORK, note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.training.fetch_structures import (
@@ -289,8 +289,9 @@ class TrainSteps:
         loss = self._notes.loss_of(train_op, fed)
         if fed:
             train_op = _group(map(op_of, elements), self._graph)
-        elif loss is not None:  # else a value may be it
-            train_op = op_of(train_op)
+        elif loss is not None and isinstance(train_op, tf.Tensor):
+            if key(_behind(train_op)) != key(_behind(loss)):
+                train_op = op_of(train_op)  # or a gate would take its value for the loss
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op whose value was not asked for at that time
             train_op = known.original
@@ -300,6 +301,13 @@ class TrainSteps:
             loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
         return _ToGuard(train_op, loss, max_loss, values)
+
+
+def _behind(value: tf.Tensor) -> tf.Tensor:
+    """What a value is without the checks around it."""
+    while value.op.type in ('Identity', 'CheckNumerics', 'CheckNumericsV2'):
+        value = value.op.inputs[0]
+    return value
 
 
 class _ToGuard(NamedTuple):

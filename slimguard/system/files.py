@@ -82,12 +82,12 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
         a folder above it, is no directory.
     """
     text = as_path(path, name)
-    found = [letter for letter in text if letter in _WILD]
-    if found:
+    wild = [letter for letter in text if letter in _WILD]
+    if wild:
         raise ValueError(
             '%s %r holds %r: TensorFlow takes it for a wild card when it looks for a checkpoint to '
             'restore, so what is saved there could never be restored; choose a path without %s'
-            % (name, text, found[0], ' '.join(_WILD))
+            % (name, text, wild[0], ' '.join(_WILD))
         )
     if not is_remote(text) and not os.path.isdir(nearest(text)):
         raise ValueError('%s %r cannot be used: %r is no directory' % (name, text, nearest(text)))

@@ -68,18 +68,18 @@ def ends_in_slimguard(traceback: Optional[types.TracebackType]) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _directories() -> Tuple[str, ...]:
-    found = set()
+    folders = set()
     for name in _PACKAGES:
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError):
             continue
         if spec is not None and spec.origin and os.path.basename(spec.origin) == '__init__.py':
-            found.add(os.path.dirname(spec.origin))
+            folders.add(os.path.dirname(spec.origin))
     # Modules of TensorFlow 1.15 lie beside `tensorflow`, under a name that nobody imports.
-    beside = {os.path.dirname(path) for path in found if os.path.basename(path) == 'tensorflow'}
-    found.update(os.path.join(folder, name) for folder in beside for name in _PACKAGES)
-    return tuple(os.path.join(directory, '') for directory in found)
+    beside = {os.path.dirname(path) for path in folders if os.path.basename(path) == 'tensorflow'}
+    folders.update(os.path.join(folder, name) for folder in beside for name in _PACKAGES)
+    return tuple(os.path.join(directory, '') for directory in folders)
 
 
 # IPython and Jupyter. Code that runs in IPython has it imported already.
@@ -101,11 +101,11 @@ def is_notebook() -> bool:
 
 def place_of(file: str) -> str:
     """A file as users know it: a cell by its number, if that is known."""
-    found = _CELL_OF_IPYTHON_7.match(file)
-    if found:
-        return 'cell [%s]' % found.group(1)
+    number = _CELL_OF_IPYTHON_7.match(file)
+    if number:
+        return 'cell [%s]' % number.group(1)
     named = getattr(getattr(_shell(), 'compile', None), 'format_code_name', None)
-    told = named(file) if named is not None else None
-    if told is not None:
-        return 'cell ' + told[1].replace('In[', '[')
+    kind_and_name = named(file) if named is not None else None
+    if kind_and_name is not None:
+        return 'cell ' + kind_and_name[1].replace('In[', '[')
     return 'a cell' if os.path.basename(os.path.dirname(file)).startswith('ipykernel_') else file

@@ -122,8 +122,8 @@ def without_value(session, variables: Iterable[tf.Operation]) -> Set[tf.Operatio
     if new:
         with tf_private.unfinalized(session.graph), ops.our_scope(session.graph, 'has_value'):
             asked.update((each, ops.is_initialized(each)) for each in new)
-    found = run_once(session, [asked[each] for each in unknown])
-    known.update(each for each, has_value in zip(unknown, found) if has_value)
+    answers = run_once(session, [asked[each] for each in unknown])
+    known.update(each for each, has_value in zip(unknown, answers) if has_value)
     return {each for each in unknown if each not in known}
 
 
@@ -151,10 +151,10 @@ class _Updates:
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
-        found: Set[tf.Operation] = set()
+        variables: Set[tf.Operation] = set()
         for op in filter(self._computes, writing):
-            found.update([op.inputs[0].op] if _inserts(op) else self._kept_of(op))
-        return found
+            variables.update([op.inputs[0].op] if _inserts(op) else self._kept_of(op))
+        return variables
 
     def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
         """The variables that an op writes, without local ones."""

@@ -59,10 +59,10 @@ def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
     # `tf.add_check_numerics_ops` lays a check over every float that a graph lists, and returns an
     # op that waits for all. Some of ours have no value in most runs (a branch that is not taken, a
     # queue that is filled for an incident only): it would wait for ever.
-    found = original(graph)
+    operations = original(graph)
     if tf_callers.checks_numerics():
-        return [op for op in found if not op.name.startswith(graphs.OURS)]
-    return found
+        return [op for op in operations if not op.name.startswith(graphs.OURS)]
+    return operations
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -252,8 +252,8 @@ class PatchedSessions:
 
     def _watch(self, session, run: Callable) -> ScriptSession:
         with self._lock, OWN_WORK:
-            found = self._sessions.get(session)
-            if found is None:
+            watched = self._sessions.get(session)
+            if watched is None:
                 graph = session.graph
                 # Its gates have the limit; where it saves, and so has its record, comes out later.
                 own = self._settings._replace(max_loss=None, logdir=None, capture=False)
@@ -267,8 +267,9 @@ class PatchedSessions:
                 )
                 watcher = ScriptWatcher(self._on_nan, training, self.files, self.seen)
                 prepare = functools.partial(self._capture, graph)
-                found = self._sessions[session] = ScriptSession(session, run, watcher, prepare)
-            return found
+                watched = ScriptSession(session, run, watcher, prepare)
+                self._sessions[session] = watched
+            return watched
 
     def _save_last(self, session) -> None:
         self._sessions[session].training.save(session)

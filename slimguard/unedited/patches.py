@@ -80,7 +80,7 @@ class Patches:
 
 
 def _with_subclasses(base: type) -> List[type]:
-    found = [base]
-    for each in found:
-        found.extend(one for one in type.__subclasses__(each) if one not in found)
-    return found
+    classes = [base]
+    for each in classes:
+        classes.extend(one for one in type.__subclasses__(each) if one not in classes)
+    return classes

@@ -97,11 +97,11 @@ def note_interrupt(error: KeyboardInterrupt) -> None:
         signal.signal(signal.SIGINT, lambda *_: _end_by_ctrl_c('Ctrl-C again; ending at once'))
 
 
-def _end_by_ctrl_c(said: str) -> None:
+def _end_by_ctrl_c(line: str) -> None:
     """Ends the process as a Ctrl-C does that nobody handles, so that its exit status tells."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with contextlib.suppress(OSError):  # not print, in the midst of which the signal may come
-        os.write(2, ('slimguard: %s\n' % said).encode())
+        os.write(2, ('slimguard: %s\n' % line).encode())
     os.kill(os.getpid(), signal.SIGINT)
 
 

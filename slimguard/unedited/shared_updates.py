@@ -89,8 +89,8 @@ class SharedUpdates:
                 gated |= gated_writes(group)
         # The other writes of a group are those of a forward pass, which its gate puts back.
         forward = set().union(*made[: len(groups)]) - gated
-        found = _sharing([(each, own - forward) for each, own in zip(some, made)])
-        return [each for each in found if element_key(each[0]) in grouped]
+        joined = _sharing([(each, own - forward) for each, own in zip(some, made)])
+        return [each for each in joined if element_key(each[0]) in grouped]
 
     def _needed_by(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
@@ -121,15 +121,15 @@ _BY_HAND = object()
 
 def _sharing(given: Sequence[Tuple[List[TrainOp], Set[Any]]]) -> List[List[TrainOp]]:
     """Joins those of some lists of elements whose sets have an item in common, directly or not."""
-    found: List[Tuple[List[TrainOp], Set[Any]]] = []
+    groups: List[Tuple[List[TrainOp], Set[Any]]] = []
     for elements, items in given:
-        numbers = [n for n, (_, others) in enumerate(found) if not others.isdisjoint(items)]
-        place = numbers[0] if numbers else len(found)
-        joined = [*(found[n] for n in numbers), (elements, items)]
-        found = [each for n, each in enumerate(found) if n not in numbers]
-        together = [element for each, _ in joined for element in each]
-        found.insert(place, (together, set().union(*(items for _, items in joined))))
-    return [elements for elements, _ in found]
+        numbers = [n for n, (_, others) in enumerate(groups) if not others.isdisjoint(items)]
+        place = numbers[0] if numbers else len(groups)
+        same = [*(groups[n] for n in numbers), (elements, items)]
+        groups = [each for n, each in enumerate(groups) if n not in numbers]
+        together = [element for each, _ in same for element in each]
+        groups.insert(place, (together, set().union(*(items for _, items in same))))
+    return [elements for elements, _ in groups]
 
 
 def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:

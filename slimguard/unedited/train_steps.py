@@ -349,8 +349,8 @@ def _through_gates(fetches, parts: Sequence[Gated], graph: tf.Graph) -> Any:
 
     def stand_in(fetch):
         elements = fetched_elements(fetch, graph)
-        found = stand_ins.get(element_key(elements[0])) if len(elements) == 1 else None
-        return fetch if found is None else found
+        other = stand_ins.get(element_key(elements[0])) if len(elements) == 1 else None
+        return fetch if other is None else other
 
     return map_fetches(fetches, stand_in)
 

@@ -65,13 +65,6 @@ def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
     return operations
 
 
-def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
-    # making an op, which the graph lists before it is complete.
-    with lock:
-        return original(*args, **kwargs)
-
-
 class PatchedSessions:
     """Guards the runs of sessions, from `install` until its patches are undone.
 
@@ -112,7 +105,7 @@ class PatchedSessions:
         patches.wrap(owner, tf_private.MAKE_CALLABLE_FROM_OPTIONS, self._make_from_options)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf.Graph, 'get_operations', _operations_of)
-        patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
+        patches.wrap(tf.Graph, 'as_graph_def', self._export)
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 
     # Replacements of TensorFlow's methods.
@@ -178,6 +171,12 @@ class PatchedSessions:
             with self._lock:
                 self._steps_of(graph)
         return original(graph)
+
+    def _export(self, original, *args, **kwargs):
+        # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
+        # making an op, which the graph lists before it is complete.
+        with self._lock:
+            return original(*args, **kwargs)
 
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
         """Leaves a guarded training to the policy.

@@ -9,7 +9,7 @@ that were built around them are guarded at once; these are what most scripts fet
 """
 
 import dataclasses
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -256,8 +256,8 @@ class TrainSteps:
         def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
             try:
                 with tf_private.unfinalized(self._graph):
-                    to_guard = self._to_guard(together, fed)
-                    return gated_writes(to_guard.train_op, to_guard.loss, fed)
+                    train_op, loss, *_ = self._to_guard(together, fed)
+                    return gated_writes(train_op, loss, fed)
             except (ValueError, TypeError):  # the run of it will say so
                 return set()
 
@@ -282,7 +282,10 @@ class TrainSteps:
         except NoLossError:
             return guard_with_values(train_op, loss, None, values, fed)
 
-    def _to_guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> '_ToGuard':
+    def _to_guard(
+        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
+    ) -> Tuple[TrainOp, Optional[tf.Tensor], Optional[float], List[tf.Tensor]]:
+        """The train op, loss, `max_loss` and values of `guard_with_values` for one gate."""
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
@@ -300,7 +303,7 @@ class TrainSteps:
         for own in owns:  # settings of the script's own `guard`
             loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
-        return _ToGuard(train_op, loss, max_loss, values)
+        return train_op, loss, max_loss, values
 
 
 def _behind(value: tf.Tensor) -> tf.Tensor:
@@ -308,15 +311,6 @@ def _behind(value: tf.Tensor) -> tf.Tensor:
     while value.op.type in ('Identity', 'CheckNumerics', 'CheckNumericsV2'):
         value = value.op.inputs[0]
     return value
-
-
-class _ToGuard(NamedTuple):
-    """The arguments of `guard_with_values` for elements that are fetched together."""
-
-    train_op: TrainOp
-    loss: Optional[tf.Tensor]
-    max_loss: Optional[float]
-    values: Sequence[tf.Tensor]
 
 
 def _is_watched(elements: Sequence[TrainOp], graph: tf.Graph) -> bool:

@@ -205,7 +205,9 @@ class TrainSteps:
         for together in joined:
             part = self._guarded(together, fed)
             if part is None:
-                apart = [each for each in training if each[0] in together and each != together]
+                keys = set(map(element_key, together))
+                apart = [each for each in training if element_key(each[0]) in keys]
+                apart = [each for each in apart if len(each) < len(together)]
                 parts += [self._guarded(each, fed) for each in apart]
             else:
                 parts.append(part)

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
-from slimguard.gate.written_beside import MOST_NAMES, guard_writes, writing_among
+from slimguard.gate.written_beside import MOST_NAMES, guard_writes
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.single_runs import run_once
 from slimguard.system import texts
@@ -63,10 +63,9 @@ class OwnUpdates:
     ) -> List[TrainOp]:
         """The fetched elements of a run whose writes need a gate.
 
-        If one computes a table, or a variable that is not local, or runs update ops, or writes that
-        a guarded train op puts back, it is all that write. So the others of such a run, such as the
-        number of batches in a sum, or a copy of the batch, are made with it or not at all. Local
-        variables, such as a metric's, are in no checkpoint.
+        If one computes a table, or a variable that is not local, it is all that write. So the
+        others of such a run, such as the number of batches in a sum, or a copy of the batch, are
+        made with it or not at all. Local variables, such as a metric's, are in no checkpoint.
 
         Args:
           elements: the fetched elements, none of which trains.
@@ -74,11 +73,10 @@ class OwnUpdates:
         """
         once = [each for each in each_once(elements) if not is_ours(each)]
         updates = _Updates(self._graph)
-        others = set(map(id, writing_among(once, self._graph, fed)))
         steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
-        if not others and not any(_is_float(v) for step in steps for v in updates.computed(step)):
+        if not any(_is_float(each) for step in steps for each in updates.computed(step)):
             return []
-        return [e for e, step in zip(once, steps) if id(e) in others or updates.writing(step)]
+        return [each for each, step in zip(once, steps) if updates.writing(step)]
 
     def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
         """As `guard_writes`.

@@ -8,7 +8,7 @@ place, and the policy acts (:mod:`script_session`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_callers, tf_private
-from slimguard.diagnosis.evidence import Evidence, collect
-from slimguard.gate import Gate, gates_of, scale_learning_rates
+from slimguard.gate import gates_of, scale_learning_rates
+from slimguard.graph import op_of
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -239,15 +239,11 @@ class PatchedSessions:
         steps.prepare()
         return steps
 
-    def _capture(self, graph: tf.Graph, step: GuardedStep) -> None:
-        """Has the drawn values of a step kept, before it runs for the first time."""
-        known = kept_on(graph, 'captured', set)
-        if not self._settings.capture or known.issuperset(step.gates):
-            return
+    def _capture(self, training: Training, step: GuardedStep) -> None:
+        """Has the drawn values of a step kept, before it runs for the first time in a session."""
+        graph = op_of(step.gates[0].train_op).graph
         with self._lock, tf_private.unfinalized(graph):
-            for gate in set(step.gates) - known:
-                collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
-                known.add(gate)  # now: another thread that sees it there does not wait
+            training.capture(*step.gates)
 
     def _watch(self, session, run: Callable) -> ScriptSession:
         with self._lock, OWN_WORK:
@@ -255,25 +251,20 @@ class PatchedSessions:
             if watched is None:
                 graph = session.graph
                 # Its gates have the limit; where it saves, and so has its record, comes out later.
-                own = self._settings._replace(max_loss=None, logdir=None, capture=False)
+                own = self._settings._replace(max_loss=None, logdir=None)
                 training = Training(
                     own,
                     is_open=True,
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
-                    evidence=_evidence_of(graph),
+                    evidence=kept_on(graph, 'evidence', dict),  # that of all its sessions
                     summaries=self._summaries.of(session),
                     makes_sessions=False,
                 )
                 watcher = ScriptWatcher(self._on_nan, training, self.files, self.seen)
-                prepare = functools.partial(self._capture, graph)
+                prepare = functools.partial(self._capture, training)
                 watched = ScriptSession(session, run, watcher, prepare)
                 self._sessions[session] = watched
             return watched
 
     def _save_last(self, session) -> None:
         self._sessions[session].training.save(session)
-
-
-def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:
-    """By gate of a graph, its `Evidence`."""
-    return kept_on(graph, 'evidence', dict)

@@ -57,7 +57,6 @@ class Patches:
         for owner in _with_subclasses(base):
             if name in vars(owner):
                 self.wrap(owner, name, around)
-        before = vars(base).get('__init_subclass__')
         inherited = base.__init_subclass__
 
         def wrap_new(cls, **kwargs):
@@ -65,9 +64,7 @@ class Patches:
             if name in vars(cls):
                 self.wrap(cls, name, around)
 
-        self._replaced.append((base, '__init_subclass__', before))
-        any_base: Any = base
-        any_base.__init_subclass__ = classmethod(wrap_new)
+        self.replace(base, '__init_subclass__', classmethod(wrap_new))
 
     def undo(self) -> None:
         """Puts back the originals, in reverse order."""

@@ -11,12 +11,12 @@ import sys
 from typing import Optional, Sequence
 
 import slimguard
+from slimguard import compat
 from slimguard.command import arguments as values
-from slimguard.command import doctor, records, resumption
 from slimguard.command import parser as parsers
-from slimguard.command.documents import refuse
-from slimguard.incidents import record_file
-from slimguard.system import files, terminal
+from slimguard.command import records, resumption
+from slimguard.command.documents import print_document
+from slimguard.system import terminal
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -90,6 +90,28 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         raise
 
 
+def _doctor(options: argparse.Namespace) -> None:
+    """Prints what is installed; exits with 1 if anything is missing.
+
+    The JSON document has `versions`, by the name of the package; `put_back`, each with `name` and
+    `source`; and `missing`, each with `name`, `why` and `remedy`, a pip command where one helps.
+    """
+    report = compat.report()
+    if options.json:
+        print_document(
+            {
+                'versions': dict(report.versions),
+                'put_back': [each._asdict() for each in report.repairs],
+                'missing': [each._asdict() for each in report.missing],
+            }
+        )
+    else:
+        for line in str(report).splitlines():
+            print(terminal.visible(line))
+    if report.missing:
+        sys.exit(1)
+
+
 def _replay(options: argparse.Namespace) -> None:
     values.require_tensorflow()
     from slimguard.diagnosis import replay
@@ -100,11 +122,8 @@ def _replay(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     values.require_logdir(options.folder)
     values.require_tensorflow(besides=_INCIDENTS_NEEDS_NONE % shlex.quote(options.folder))
-    from slimguard.diagnosis import bundle
     from slimguard.report import report
 
-    if not files.exists(record_file.path_in(options.folder)) and not bundle.paths(options.folder):
-        refuse(record_file.NO_RECORD % options.folder, exit_code=records.NO_RECORD_CODE)
     sys.exit(report.main(options.folder, options.output, options.png, options.open))
 
 
@@ -112,7 +131,7 @@ _INCIDENTS_NEEDS_NONE = ' To read the record without it: python -m slimguard inc
 
 _COMMANDS = {
     'checkpoints': resumption.checkpoints,
-    'doctor': doctor.doctor,
+    'doctor': _doctor,
     'incidents': records.incidents,
     'replay': _replay,
     'report': _report,

@@ -6,7 +6,6 @@ The files:
     arguments.py   reads options, and checks that a logdir and TensorFlow are there, or says so
     records.py     `incidents`: the record, in groups, as a table or as JSON
     resumption.py  `checkpoints`: the checkpoints, and which of them a restart resumes from
-    doctor.py      `doctor`: what is installed, and what to install
     documents.py   one JSON document on stdout, for programs
 
 No command imports TensorFlow before it has something to run or a checkpoint to read.

@@ -9,8 +9,8 @@ import tensorflow as tf
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident, replay_hint, report_hint
 from slimguard.incidents.record_file import path_in
-from slimguard.system import files, notebook
-from slimguard.system.user_code import ends_in_slimguard, is_users, until_users
+from slimguard.system import files
+from slimguard.system.user_code import ends_in_slimguard, is_users, place_of, until_users
 
 _F = TypeVar('_F', bound=Callable[..., Any])
 
@@ -70,7 +70,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
         if frames:
             told.append('raised in')
         for frame in frames:
-            place = notebook.place_of(frame.filename)
+            place = place_of(frame.filename)
             line = ': ' + frame.line if frame.line else ''
             told.append('  %s, line %s, in %s%s' % (place, frame.lineno, frame.name, line))
         return '\n'.join(told).split('\n')

@@ -6,8 +6,7 @@ The files:
     logdirs.py    whether a directory is the log directory of a training
     texts.py      makes text of unknown origin visible, and cuts it
     terminal.py   prints such text
-    notebook.py   whether this is IPython or Jupyter; prints advice after a cell
-    user_code.py  whether a file is the user's, or a library's
+    user_code.py  the user's files, their frames in a traceback, the cells of a notebook
     numbers.py    tells numbers from bools
     signals.py    SIGTERM and Ctrl-C: who hears of them in a process, and on its ranks
     log.py        the logger that all messages go through

@@ -40,12 +40,10 @@ def as_path(path: Path, name: str = 'logdir') -> str:
             "%s is empty; expected the path of a directory, such as 'logs' ('.' is the working "
             'directory)' % name
         )
-    try:
-        text.encode('utf-8')
-    except UnicodeEncodeError:
+    if not _is_utf8(text):
         raise ValueError(
             '%s %r is no UTF-8, and TensorFlow opens no other paths; rename it' % (name, path)
-        ) from None
+        )
     if '\0' in text:
         raise ValueError('%s %r holds a NUL, which no file name can' % (name, path))
     if text.startswith(_LOCAL_SCHEME):
@@ -84,12 +82,12 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
         a folder above it, is no directory.
     """
     text = as_path(path, name)
-    found = [letter for letter in text if letter in _WILD]
-    if found:
+    wild = [letter for letter in text if letter in _WILD]
+    if wild:
         raise ValueError(
             '%s %r holds %r: TensorFlow takes it for a wild card when it looks for a checkpoint to '
             'restore, so what is saved there could never be restored; choose a path without %s'
-            % (name, text, found[0], ' '.join(_WILD))
+            % (name, text, wild[0], ' '.join(_WILD))
         )
     if not is_remote(text) and not os.path.isdir(nearest(text)):
         raise ValueError('%s %r cannot be used: %r is no directory' % (name, text, nearest(text)))

@@ -17,15 +17,15 @@ def available() -> Optional[int]:
 
     It is what Linux calls available, but no more than a container has left.
     """
-    found: List[int] = []
+    amounts: List[int] = []
     for line in _read('/proc/meminfo').splitlines():
         if line.startswith('MemAvailable:'):
-            found.append(int(line.split()[1]) << 10)
+            amounts.append(int(line.split()[1]) << 10)
     for limit, used in _LIMITS:
         most, taken = _read(limit).strip(), _read(used).strip()
         if most.isdigit() and taken.isdigit():  # else it has no limit
-            found.append(max(0, int(most) - int(taken)))
-    return min(found, default=None)
+            amounts.append(max(0, int(most) - int(taken)))
+    return min(amounts, default=None)
 
 
 def _read(path: str) -> str:

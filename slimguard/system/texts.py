@@ -23,8 +23,8 @@ def in_one_line(value: Any) -> str:
 
 def cut(value: Any, most: int, dots: str = '\N{HORIZONTAL ELLIPSIS}') -> str:
     """The text of `value`, cut to at most `most` characters, `dots` included."""
-    said = str(value)
-    return said if len(said) <= most else said[: most - len(dots)] + dots
+    text = str(value)
+    return text if len(text) <= most else text[: most - len(dots)] + dots
 
 
 def listed(things: Sequence[Any], most: int) -> str:

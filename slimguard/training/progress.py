@@ -9,7 +9,7 @@ from typing import Any, Iterator, Optional
 
 import tensorflow.compat.v1 as tf1
 
-from slimguard.system import notebook
+from slimguard.system.user_code import is_notebook
 
 _SECONDS_BETWEEN = 0.1
 
@@ -31,7 +31,7 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
         yield None
         return
     make_bar = _bar_class()
-    if not notebook.is_notebook() and not sys.stderr.isatty():
+    if not is_notebook() and not sys.stderr.isatty():
         yield None
         return
     progress = Progress(make_bar, number_of_steps)

@@ -6,7 +6,7 @@ The files:
     patched_sessions.py          Session.run, guarded: each run that trains goes through a gate
     script_session.py            what watches a session, acts by policy, and the steps it knows
     train_steps.py               which runs train, and what stands in for what they fetch
-    shared_updates.py            what of a run trains, and what needs the same updates
+    shared_updates.py            what of a run trains, and which of it goes through one gate
     own_updates.py               updates that it makes of anything else, in runs of their own
     optimizer_notes.py           what the optimizers of a script make; its own writes of gradients
     script_files.py              what a script saves, and where, as it tells TensorFlow

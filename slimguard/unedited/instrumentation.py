@@ -87,10 +87,10 @@ def instrument(
     elif (fallbacks, settings) != (_active.fallbacks, _active.settings):
         given = {'on_nan': _active.on_nan, **_active.settings._asdict()}
         usual = {'on_nan': None, **_USUAL._asdict()}
-        said = ', '.join('%s=%r' % each for each in given.items() if each not in usual.items())
+        arguments = ', '.join('%s=%r' % each for each in given.items() if each not in usual.items())
         raise ValueError(
             'instrument is in force already, with other arguments; to end that, call '
-            'slimguard.instrument(%s).uninstrument() first' % said
+            'slimguard.instrument(%s).uninstrument() first' % arguments
         )
     return _active
 

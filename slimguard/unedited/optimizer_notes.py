@@ -126,14 +126,14 @@ class OptimizerNotes:
             waiting += takers - seen
             seen |= takers
         writes = graphs.Writes(graph)
-        found = [op for op in seen if not op.name.startswith(graphs.OURS) and writes.variables(op)]
-        return sorted(found, key=tf_private.number_of)
+        theirs = [op for op in seen if not op.name.startswith(graphs.OURS)]
+        return sorted(filter(writes.variables, theirs), key=tf_private.number_of)
 
     def written_by_hand(self, graph: tf.Graph) -> List[tf.Operation]:
         """Those of `writes_of_gradients` that belong to no optimizer's update."""
         theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))
-        found = self.writes_of_gradients(graph)
-        return [op for op in found if op not in theirs and not graphs.is_apply(op)]
+        written = self.writes_of_gradients(graph)
+        return [op for op in written if op not in theirs and not graphs.is_apply(op)]
 
     def has_functions(self, graph: tf.Graph) -> bool:
         """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""

@@ -14,12 +14,12 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
-from slimguard.gate.written_beside import MOST_NAMES, guard_writes, writing_among
+from slimguard.gate.written_beside import MOST_NAMES, guard_writes
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.single_runs import run_once
 from slimguard.system import texts
 from slimguard.unedited.patches import kept_on
-from slimguard.unedited.shared_updates import each_once
+from slimguard.unedited.shared_updates import each_once, is_ours
 
 # At most so many updates that were built after the first gate are guarded. A gate is many ops, and
 # TensorFlow reads the whole graph before it runs a new op.
@@ -63,25 +63,20 @@ class OwnUpdates:
     ) -> List[TrainOp]:
         """The fetched elements of a run whose writes need a gate.
 
-        If one computes a table, or a variable that is not local, or runs update ops, or writes that
-        a guarded train op puts back, it is all that write. So the others of such a run, such as the
-        number of batches in a sum, or a copy of the batch, are made with it or not at all. Local
-        variables, such as a metric's, are in no checkpoint.
+        If one computes a table, or a variable that is not local, it is all that write. So the
+        others of such a run, such as the number of batches in a sum, or a copy of the batch, are
+        made with it or not at all. Local variables, such as a metric's, are in no checkpoint.
 
         Args:
           elements: the fetched elements, none of which trains.
           fed: tensors computed within the step that the run feeds.
         """
-        once = [each for each in each_once(elements) if not _is_ours(each)]
+        once = [each for each in each_once(elements) if not is_ours(each)]
         updates = _Updates(self._graph)
-        others = writing_among(once, self._graph, fed)
-        if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
-            return []  # as most runs that train nothing: one look at all is quickest
         steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
-        if not others and not any(_is_float(v) for step in steps for v in updates.computed(step)):
+        if not any(_is_float(each) for step in steps for each in updates.computed(step)):
             return []
-        known = set(map(id, others))
-        return [e for e, step in zip(once, steps) if id(e) in known or updates.writing(step)]
+        return [each for each, step in zip(once, steps) if updates.writing(step)]
 
     def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
         """As `guard_writes`.
@@ -107,13 +102,6 @@ class OwnUpdates:
         return gate
 
 
-def written_by(gate: Gate) -> List[tf.Operation]:
-    """The ops of the variables that a gate writes."""
-    writes = graphs.Writes(gate.train_op.graph)
-    written = [variable for op in gate.writes for variable in writes.variables(op)]
-    return list(dict.fromkeys([*gate.transient, *written]))
-
-
 def written_in(elements: Iterable[TrainOp], graph: tf.Graph) -> List[tf.Operation]:
     """The ops of the variables that a run of some elements writes."""
     writes = graphs.Writes(graph)
@@ -132,8 +120,8 @@ def without_value(session, variables: Iterable[tf.Operation]) -> Set[tf.Operatio
     if new:
         with tf_private.unfinalized(session.graph), ops.our_scope(session.graph, 'has_value'):
             asked.update((each, ops.is_initialized(each)) for each in new)
-    found = run_once(session, [asked[each] for each in unknown])
-    known.update(each for each, has_value in zip(unknown, found) if has_value)
+    answers = run_once(session, [asked[each] for each in unknown])
+    known.update(each for each, has_value in zip(unknown, answers) if has_value)
     return {each for each in unknown if each not in known}
 
 
@@ -161,10 +149,10 @@ class _Updates:
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
-        found: Set[tf.Operation] = set()
+        variables: Set[tf.Operation] = set()
         for op in filter(self._computes, writing):
-            found.update([op.inputs[0].op] if _inserts(op) else self._kept_of(op))
-        return found
+            variables.update([op.inputs[0].op] if _inserts(op) else self._kept_of(op))
+        return variables
 
     def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
         """The variables that an op writes, without local ones."""
@@ -185,10 +173,6 @@ class _Updates:
         return [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
 
 
-def _is_ours(element: TrainOp) -> bool:
-    return op_of(element).name.startswith(graphs.OURS)
-
-
 def _inserts(op: tf.Operation) -> bool:
     """Whether an op writes floats to a table, which checkpoints hold as well."""
     return op.type.startswith('LookupTableInsert') and graphs.is_float(op.inputs[2])
@@ -202,16 +186,7 @@ def _passes_on(op: tf.Operation) -> bool:
     """Whether the floats that an op returns are its inputs, or begin with it."""
     if not any(map(graphs.is_float, op.outputs)) or not op.inputs:
         return True
-    if op.type == 'Cast':
-        return not _narrows(op.inputs[0].dtype.base_dtype, op.outputs[0].dtype.base_dtype)
     return graphs.is_variable_read(op) or op.type in _PASS_ON or graphs.is_random(op)
-
-
-def _narrows(source: tf.DType, target: tf.DType) -> bool:
-    """Whether a number may be too large for what it is cast to."""
-    if source.is_floating or source.is_complex:
-        return target.size < source.size or (target == tf.float16 and source != tf.float16)
-    return target == tf.float16
 
 
 _PASS_ON = frozenset(

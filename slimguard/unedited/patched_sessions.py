@@ -8,7 +8,7 @@ place, and the policy acts (:mod:`script_session`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_callers, tf_private
-from slimguard.diagnosis.evidence import Evidence, collect
-from slimguard.gate import Gate, gates_of, scale_learning_rates
+from slimguard.gate import gates_of, scale_learning_rates
+from slimguard.graph import op_of
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -30,7 +30,7 @@ from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import WITH_FIRST, UnguardedUpdateError, without_value
-from slimguard.unedited.patches import Patches, kept_already, kept_on
+from slimguard.unedited.patches import Patches, kept_on
 from slimguard.unedited.script_files import ScriptFiles
 from slimguard.unedited.script_saves import ScriptRestorer
 from slimguard.unedited.script_session import ScriptSession, ScriptWatcher
@@ -59,17 +59,10 @@ def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
     # `tf.add_check_numerics_ops` lays a check over every float that a graph lists, and returns an
     # op that waits for all. Some of ours have no value in most runs (a branch that is not taken, a
     # queue that is filled for an incident only): it would wait for ever.
-    found = original(graph)
+    operations = original(graph)
     if tf_callers.checks_numerics():
-        return [op for op in found if not op.name.startswith(graphs.OURS)]
-    return found
-
-
-def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
-    # making an op, which the graph lists before it is complete.
-    with lock:
-        return original(*args, **kwargs)
+        return [op for op in operations if not op.name.startswith(graphs.OURS)]
+    return operations
 
 
 class PatchedSessions:
@@ -94,6 +87,7 @@ class PatchedSessions:
         self._signals = StopSignals(self._save_last, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
+        self._has_said_nan_beside = False
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
         policies = FallbackChain(on_nan, Raise())
         self._learning_rate, self._first_policy = policies.learning_rate, policies.fallbacks[0]
@@ -111,7 +105,7 @@ class PatchedSessions:
         patches.wrap(owner, tf_private.MAKE_CALLABLE_FROM_OPTIONS, self._make_from_options)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf.Graph, 'get_operations', _operations_of)
-        patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
+        patches.wrap(tf.Graph, 'as_graph_def', self._export)
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 
     # Replacements of TensorFlow's methods.
@@ -178,6 +172,12 @@ class PatchedSessions:
                 self._steps_of(graph)
         return original(graph)
 
+    def _export(self, original, *args, **kwargs):
+        # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
+        # making an op, which the graph lists before it is complete.
+        with self._lock:
+            return original(*args, **kwargs)
+
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
         """Leaves a guarded training to the policy.
 
@@ -193,8 +193,8 @@ class PatchedSessions:
         elif np.isnan(run_values.results).any():
             if isinstance(self._first_policy, Stop):
                 run_context.request_stop()
-            if kept_already(session.graph, 'told_nan_beside') is None:
-                kept_on(session.graph, 'told_nan_beside', lambda: True)
+            if not self._has_said_nan_beside:
+                self._has_said_nan_beside = True
                 log().warning(_NAN_BESIDE, self._on_nan)
 
     # The sessions below.
@@ -232,50 +232,39 @@ class PatchedSessions:
         known = kept_on(graph, 'steps', dict)  # by the PatchedSessions in force
         steps = known.get(self)
         if steps is None:
-            steps = known[self] = self._steps_in(graph)
+            if self._learning_rate is not None:
+                scale_learning_rates(graph, is_shared=False)
+            steps = TrainSteps(graph, self._notes, self._settings.max_loss, self.seen)
+            known[self] = steps
         steps.prepare()
         return steps
 
-    def _steps_in(self, graph: tf.Graph) -> TrainSteps:
-        if self._learning_rate is not None:
-            scale_learning_rates(graph, is_shared=False)
-        told = (self.seen.refuse, self.seen.say_no_loss)
-        return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
-
-    def _capture(self, graph: tf.Graph, step: GuardedStep) -> None:
-        """Has the drawn values of a step kept, before it runs for the first time."""
-        known = kept_on(graph, 'captured', set)
-        if not self._settings.capture or known.issuperset(step.gates):
-            return
+    def _capture(self, training: Training, step: GuardedStep) -> None:
+        """Has the drawn values of a step kept, before it runs for the first time in a session."""
+        graph = op_of(step.gates[0].train_op).graph
         with self._lock, tf_private.unfinalized(graph):
-            for gate in set(step.gates) - known:
-                collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
-                known.add(gate)  # now: another thread that sees it there does not wait
+            training.capture(*step.gates)
 
     def _watch(self, session, run: Callable) -> ScriptSession:
         with self._lock, OWN_WORK:
-            found = self._sessions.get(session)
-            if found is None:
+            watched = self._sessions.get(session)
+            if watched is None:
                 graph = session.graph
                 # Its gates have the limit; where it saves, and so has its record, comes out later.
-                own = self._settings._replace(max_loss=None, logdir=None, capture=False)
+                own = self._settings._replace(max_loss=None, logdir=None)
                 training = Training(
                     own,
                     is_open=True,
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
-                    evidence=_evidence_of(graph),
+                    evidence=kept_on(graph, 'evidence', dict),  # that of all its sessions
                     summaries=self._summaries.of(session),
                     makes_sessions=False,
                 )
                 watcher = ScriptWatcher(self._on_nan, training, self.files, self.seen)
-                prepare = functools.partial(self._capture, graph)
-                found = self._sessions[session] = ScriptSession(session, run, watcher, prepare)
-            return found
+                prepare = functools.partial(self._capture, training)
+                watched = ScriptSession(session, run, watcher, prepare)
+                self._sessions[session] = watched
+            return watched
 
     def _save_last(self, session) -> None:
         self._sessions[session].training.save(session)
-
-
-def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:
-    """By gate of a graph, its `Evidence`."""
-    return kept_on(graph, 'evidence', dict)

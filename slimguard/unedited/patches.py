@@ -41,7 +41,6 @@ class Patches:
         for owner in _with_subclasses(base):
             if name in vars(owner):
                 self.wrap(owner, name, around)
-        before = vars(base).get('__init_subclass__')
         inherited = base.__init_subclass__
 
         def wrap_new(cls, **kwargs):
@@ -49,9 +48,7 @@ class Patches:
             if name in vars(cls):
                 self.wrap(cls, name, around)
 
-        self._replaced.append((base, '__init_subclass__', before))
-        any_base: Any = base
-        any_base.__init_subclass__ = classmethod(wrap_new)
+        self.replace(base, '__init_subclass__', classmethod(wrap_new))
 
     def undo(self) -> None:
         """Puts back the originals, in reverse order."""
@@ -64,7 +61,7 @@ class Patches:
 
 
 def _with_subclasses(base: type) -> List[type]:
-    found = [base]
-    for each in found:
-        found.extend(one for one in type.__subclasses__(each) if one not in found)
-    return found
+    classes = [base]
+    for each in classes:
+        classes.extend(one for one in type.__subclasses__(each) if one not in classes)
+    return classes

@@ -11,19 +11,26 @@ Imports TensorFlow only to guard.
 import builtins
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import pkgutil
 import runpy
 import signal
 import sys
-import types
 from multiprocessing import spawn
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slimguard.system.log import log
-from slimguard.system.user_code import until_users
+from slimguard.system.user_code import (
+    SLIMGUARD,
+    ends_in_slimguard,
+    file_of,
+    frames_of,
+    traceback_of,
+    until_users,
+)
 from slimguard.unedited import tf1_names
 
 if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
@@ -37,7 +44,6 @@ _ALWAYS_HIDDEN = (
     _RUNPY,
 )
 # The traceback also leaves out all of slimguard, unless slimguard itself failed.
-_OURS = os.path.join(os.path.dirname(_FOLDER), '')
 _OF_AN_INCIDENT = 'NanLossError'
 
 # The script's globals, which live as long as the process, as under plain Python.
@@ -73,8 +79,8 @@ def _execute(run: Callable[[], Dict[str, Any]]) -> None:
     try:
         _left.append(run())
     except (Exception, KeyboardInterrupt) as error:
-        files = _files_of(error.__traceback__)
-        if isinstance(error, ImportError) and files[-1] == _RUNPY:  # there is nothing to run
+        frames = frames_of(error.__traceback__)
+        if isinstance(error, ImportError) and file_of(frames[-1]) == _RUNPY:  # nothing to run
             sys.exit('%s: %s' % (sys.executable, error))
         _hide_our_frames()
         raise
@@ -85,17 +91,17 @@ def note_interrupt(error: KeyboardInterrupt) -> None:
 
     If `error` comes from no script, as none has begun, it does so at once.
     """
-    if _RUNPY not in _files_of(error.__traceback__):
+    if _RUNPY not in map(file_of, frames_of(error.__traceback__)):
         _end_by_ctrl_c('Ctrl-C')
     elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: _end_by_ctrl_c('Ctrl-C again; ending at once'))
 
 
-def _end_by_ctrl_c(said: str) -> None:
+def _end_by_ctrl_c(line: str) -> None:
     """Ends the process as a Ctrl-C does that nobody handles, so that its exit status tells."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with contextlib.suppress(OSError):  # not print, in the midst of which the signal may come
-        os.write(2, ('slimguard: %s\n' % said).encode())
+        os.write(2, ('slimguard: %s\n' % line).encode())
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -107,9 +113,8 @@ def _hide_our_frames() -> None:
     show = sys.excepthook
 
     def show_the_scripts(kind, error, traceback):
-        while traceback is not None and traceback.tb_frame.f_code.co_filename != _RUNPY:
-            traceback = traceback.tb_next
-        error = error.with_traceback(traceback)
+        frames = itertools.dropwhile(lambda each: file_of(each) != _RUNPY, frames_of(traceback))
+        error = error.with_traceback(traceback_of(list(frames)))
         _drop_hidden_frames(error)
         show(kind, error, error.__traceback__)
 
@@ -122,40 +127,15 @@ def _drop_hidden_frames(error: BaseException) -> None:
     shown: Optional[BaseException] = error
     while shown is not None and id(shown) not in seen:
         seen.add(id(shown))
-        files = _files_of(shown.__traceback__)
-        is_ours_to_show = (
-            type(shown).__name__ != _OF_AN_INCIDENT and files[-1:] and (files[-1].startswith(_OURS))
-        )
-        if is_ours_to_show and isinstance(shown, KeyboardInterrupt):  # raised after the save
-            shown.__traceback__ = until_users(shown.__traceback__)
-            is_ours_to_show = False
-        hidden = _ALWAYS_HIDDEN if is_ours_to_show else (*_ALWAYS_HIDDEN, _OURS)
-        shown.__traceback__ = _without(hidden, shown.__traceback__)
+        hidden = (*_ALWAYS_HIDDEN, SLIMGUARD)
+        if ends_in_slimguard(shown.__traceback__):
+            if isinstance(shown, KeyboardInterrupt):  # raised after the save
+                shown.__traceback__ = until_users(shown.__traceback__)
+            elif type(shown).__name__ != _OF_AN_INCIDENT:
+                hidden = _ALWAYS_HIDDEN
+        frames = frames_of(shown.__traceback__)
+        shown.__traceback__ = traceback_of([f for f in frames if not file_of(f).startswith(hidden)])
         shown = shown.__cause__ or shown.__context__
-
-
-def _files_of(traceback: Optional[types.TracebackType]) -> List[str]:
-    found = []
-    while traceback is not None:
-        found.append(traceback.tb_frame.f_code.co_filename)
-        traceback = traceback.tb_next
-    return found
-
-
-def _without(
-    hidden: Tuple[str, ...], traceback: Optional[types.TracebackType]
-) -> Optional[types.TracebackType]:
-    """A traceback without the frames of files whose paths begin so."""
-    frames = []
-    while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(hidden):
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    following = None
-    for frame in reversed(frames):
-        frame.tb_next = following
-        following = frame
-    return following
 
 
 # What guards it.

@@ -99,10 +99,10 @@ class ScriptFiles:
         if self.saves_of(graph).newest or not _restores_all(saver, graph, restored):
             return
         try:
-            found = checkpoint_reader.checkpoints_in(os.path.dirname(restored))
+            checkpoints = checkpoint_reader.checkpoints_in(os.path.dirname(restored))
         except OSError:
             return
-        paths = [each.path for each in found]
+        paths = [each.path for each in checkpoints]
         if restored in paths:
             size = _size_of(restored)
             until = paths[: paths.index(restored) + 1]
@@ -154,17 +154,20 @@ def _good_for(save_path: Any) -> Any:
     if newest is None or files.as_path(newest) != path:
         return save_path
     try:
-        found = checkpoint_reader.inspect(path)
-        if found.is_good:
+        inspection = checkpoint_reader.inspect(path)
+        if inspection.is_good:
             return save_path
         good = checkpoint_reader.latest_finite_checkpoint(folder)
     except OSError:  # it cannot be read: the restore will say why
         return save_path
     if good is None:
-        log().error(_NONE_GOOD, path, found)
+        log().error(_NONE_GOOD, path, inspection)
         return save_path
     log().warning(
-        'checkpoint %s is %s; resuming from %s, the newest that is good.', path, found, good
+        'checkpoint %s is %s; resuming from %s, the newest that is good.',
+        path,
+        inspection,
+        good,
     )
     return good
 

@@ -49,11 +49,6 @@ def is_of_incident(error: BaseException) -> bool:
     return hasattr(error, 'incident')
 
 
-def is_stop(error: BaseException) -> bool:
-    """Whether `stop_error` made an error, and not the end of an input."""
-    return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
-
-
 def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
     """Runs something that 'stop' may end; that is no failure, and stderr says so.
 
@@ -65,7 +60,8 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
     try:
         return run(*args)
     except Exception as error:
-        if not is_stop(error):
+        is_stop = isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
+        if not is_stop:  # but the end of an input, or a failure
             raise
     terminal.complain(after_stop(files.newest))
 

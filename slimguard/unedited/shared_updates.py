@@ -3,7 +3,8 @@
 And before a run: what a script is likely to fetch of what it has built around an update.
 """
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+import collections
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -38,36 +39,19 @@ class SharedUpdates:
           elements: what a run fetches.
           fed: the computed tensors of the step that it feeds.
         """
-        found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         known = set(map(op_of, self._notes.updates(self._graph)))
         known.update(self._notes.writes_of_gradients(self._graph))
+        by_hand = set(self._notes.written_by_hand(self._graph))
+        training: List[Tuple[List[TrainOp], Set[Any]]] = []
         for element, needed in self._needed_by(elements, fed):
             updates = self._updates_in(needed, known)
-            if not updates:
-                continue
-            apart = [group for group in found if not group[1] & updates]
-            shared = [group for group in found if group[1] & updates]
-            joined = [each for group in shared for each in group[0]] + [element]
-            found = apart + [(joined, updates.union(*(group[1] for group in shared)))]
-        # A sum of gradients, or a hand-written descent, makes one step in several writes: all of
-        # them are made, or none.
-        by_hand = set(self._notes.written_by_hand(self._graph))
-        joined = [each for group, updates in found if updates <= by_hand for each in group]
-        return [g for g in [joined, *(e for e, updates in found if not updates <= by_hand)] if g]
-
-    def only_sums_before(self, value: tf.Tensor) -> bool:
-        """Whether a value is computed after gradients are added up, in a run that trains nothing.
-
-        A gate would take such a value for a loss, and the sums for a part of the forward pass.
-        """
-        while value.op.type == 'Identity':
-            value = value.op.inputs[0]
-        sums = self._notes.writes_of_gradients(self._graph)
-        found = set(sums).intersection(graphs.ancestors([value.op]))
-        writes = graphs.Writes(self._graph)
-        written = {variable for op in found for variable in writes.variables(op)}
-        trains = any(map(graphs.is_apply, found)) or written & graphs.trainable_in(self._graph)
-        return bool(found) and not trains
+            if updates and updates <= by_hand:
+                # A sum of gradients, or a hand-written descent, makes one step in several writes:
+                # all of them are made, or none.
+                updates = {_BY_HAND, *updates}
+            if updates:
+                training.append(([element], updates))
+        return _sharing(training)
 
     def join(
         self,
@@ -90,33 +74,23 @@ class SharedUpdates:
           gated_writes: gives the writes that a gate of some elements runs clones of.
         """
         writes = graphs.Writes(self._graph)
-        written: Dict[Any, Set[tf.Operation]] = {}
-        for element, needed in self._needed_by(elements, fed):
-            found = {op for op in needed if op in writes}
-            if found:
-                written[element_key(element)] = found
-
-        def writes_of(some: Sequence[TrainOp]) -> Set[tf.Operation]:
-            return set().union(*(written.get(element_key(each), ()) for each in some))
-
+        written = {
+            element_key(element): {op for op in needed if op in writes}
+            for element, needed in self._needed_by(elements, fed)
+        }
         grouped = {element_key(each) for group in groups for each in group}
-        rest = [e for e in each_once(elements) if element_key(e) in written.keys() - grouped]
-        groups = [list(group) for group in groups]
-        waiting = list(groups)
-        while waiting:
-            group = waiting.pop(0)
-            mine = writes_of(group)
-            others = [each for each in groups if each is not group] + [[each] for each in rest]
-            sharing = [each for each in others if not mine.isdisjoint(writes_of(each))]
-            gated = gated_writes(group) if sharing else set()
-            joined = [each for each in sharing if not gated.isdisjoint(writes_of(each))]
-            if joined:
-                group += [element for each in joined for element in each]
-                keys = set(map(element_key, group))
-                rest = [each for each in rest if element_key(each) not in keys]
-                groups = [e for e in groups if e is group or element_key(e[0]) not in keys]
-                waiting = list(groups)
-        return groups
+        rest = [[each] for each in each_once(elements) if element_key(each) not in grouped]
+        some = [*groups, *rest]
+        made = [set().union(*(written.get(element_key(e), ()) for e in each)) for each in some]
+        times = collections.Counter(write for each in made for write in each)
+        gated: Set[tf.Operation] = set()
+        for group, own in zip(groups, made):
+            if any(times[write] > 1 for write in own):  # else its gate need not be planned
+                gated |= gated_writes(group)
+        # The other writes of a group are those of a forward pass, which its gate puts back.
+        forward = set().union(*made[: len(groups)]) - gated
+        joined = _sharing([(each, own - forward) for each, own in zip(some, made)])
+        return [each for each in joined if element_key(each[0]) in grouped]
 
     def _needed_by(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
@@ -142,12 +116,33 @@ class SharedUpdates:
         }
 
 
+_BY_HAND = object()
+
+
+def _sharing(given: Sequence[Tuple[List[TrainOp], Set[Any]]]) -> List[List[TrainOp]]:
+    """Joins those of some lists of elements whose sets have an item in common, directly or not."""
+    groups: List[Tuple[List[TrainOp], Set[Any]]] = []
+    for elements, items in given:
+        numbers = [n for n, (_, others) in enumerate(groups) if not others.isdisjoint(items)]
+        place = numbers[0] if numbers else len(groups)
+        same = [*(groups[n] for n in numbers), (elements, items)]
+        groups = [each for n, each in enumerate(groups) if n not in numbers]
+        together = [element for each, _ in same for element in each]
+        groups.insert(place, (together, set().union(*(items for _, items in same))))
+    return [elements for elements, _ in groups]
+
+
 def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
     """The op to search for an element's updates; None if it is one of ours that guards nothing."""
     original = gates.original_of(element)
-    if original is element and op_of(element).name.startswith(graphs.OURS):
+    if original is element and is_ours(element):
         return None
     return op_of(original)
+
+
+def is_ours(element: TrainOp) -> bool:
+    """Whether slimguard made an element."""
+    return op_of(element).name.startswith(graphs.OURS)
 
 
 def each_once(elements: Sequence[TrainOp]) -> List[TrainOp]:

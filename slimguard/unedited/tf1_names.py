@@ -88,7 +88,12 @@ def let_flags_be_redefined() -> None:
 
 
 class _Namespace(types.ModuleType):
-    """A package of TensorFlow 1, put together from the places that hold its names today."""
+    """A package of TensorFlow 1, put together from the places that hold its names today.
+
+    If its names are gone, and so has no place, it is a placeholder: it can be imported, and raises
+    AttributeError once it is used. It may also stand for a function, or for a class that a script
+    calls, derives from, or asks for.
+    """
 
     def __init__(self, name: str):
         super().__init__(name.replace('tf', 'tensorflow', 1))
@@ -106,48 +111,16 @@ class _Namespace(types.ModuleType):
             names.update(dir(place))
         return sorted(name for name in names if not name.startswith('_'))
 
+    def _raise(self, *args, **kwargs) -> Any:
+        raise AttributeError(explain(self._slimguard_name))
 
-_namespaces: Dict[str, _Namespace] = {}
-
-
-def namespace(name: str = 'tf') -> types.ModuleType:
-    """A package of TensorFlow 1, such as ``tf`` or ``tf.contrib.slim``: what a script imports."""
-    if name not in _namespaces:
-        _namespaces[name] = _Namespace(name)
-    return _namespaces[name]
+    __call__ = __mro_entries__ = __instancecheck__ = _raise
 
 
 @functools.lru_cache(maxsize=None)
-def placeholder(name: str) -> 'Placeholder':
-    """The placeholder that is imported under a name that is gone."""
-    return Placeholder(name)
-
-
-class Placeholder(types.ModuleType):
-    """Something of tf.contrib that is gone, imported. Raises AttributeError once it is used."""
-
-    def __init__(self, name: str):
-        super().__init__(name.replace('tf', 'tensorflow', 1))
-        self._slimguard_name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name == '__all__':
-            return []
-        raise AttributeError(explain(self._slimguard_name + '.' + name))
-
-    def __dir__(self) -> List[str]:
-        return []
-
-    # It may stand for a function, or for a class that the script calls, derives from, or asks for.
-
-    def __call__(self, *args, **kwargs) -> Any:
-        raise AttributeError(explain(self._slimguard_name))
-
-    def __mro_entries__(self, bases: Tuple[Any, ...]) -> Any:
-        raise AttributeError(explain(self._slimguard_name))
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        raise AttributeError(explain(self._slimguard_name))
+def namespace(name: str = 'tf') -> types.ModuleType:
+    """A package of TensorFlow 1, such as ``tf`` or ``tf.contrib.slim``: what a script imports."""
+    return _Namespace(name)
 
 
 def _find(package: str, name: str) -> Any:
@@ -169,7 +142,7 @@ def _find(package: str, name: str) -> Any:
         except AttributeError:
             pass
     if package == 'tf.contrib' and can_be_imported(full_name):
-        return placeholder(full_name)  # it was there without an import of the script
+        return namespace(full_name)  # it was there without an import of the script
     raise AttributeError(explain(full_name))
 
 
@@ -177,7 +150,7 @@ def _find(package: str, name: str) -> Any:
 def _places(package: str) -> Tuple[Any, ...]:
     """The places of a package's names that this TensorFlow has."""
     places = []
-    for home in TABLE[package]:
+    for home in TABLE.get(package, ()):
         try:
             places.append(_resolve(home))
         except AttributeError:
@@ -222,9 +195,8 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _import(name, globals=None, locals=None, fromlist=(), level=0):
     """Replaces the builtin `__import__`: decides which TensorFlow the importer gets."""
-    if level or name.partition('.')[0] != 'tensorflow':
-        return _builtin_import(name, globals, locals, fromlist, level)
-    if not _is_for_us(globals or {}):
+    is_tensorflow = not level and name.partition('.')[0] == 'tensorflow'
+    if not is_tensorflow or not _is_for_us(globals or {}):
         return _builtin_import(name, globals, locals, fromlist, level)
     full_name = name.replace('tensorflow', 'tf', 1)
     module = _import_path(full_name)
@@ -240,7 +212,7 @@ def _import(name, globals=None, locals=None, fromlist=(), level=0):
         except AttributeError as error:
             if not can_be_imported(full_name + '.' + wanted):
                 raise ImportError(_why(full_name + '.' + wanted, error), name=name) from None
-            placeholders[wanted] = placeholder(full_name + '.' + wanted)
+            placeholders[wanted] = namespace(full_name + '.' + wanted)
     return _with(placeholders, module) if placeholders else module
 
 
@@ -260,9 +232,9 @@ def _import_path(full_name: str) -> Any:
         return _attribute(package, name)
     except AttributeError as error:
         # A library's module is left as it is.
-        if can_be_imported(full_name) and isinstance(package, (_Namespace, Placeholder)):
+        if can_be_imported(full_name) and isinstance(package, _Namespace):
             # As an import does, this makes the module an attribute of its package.
-            vars(package)[name] = placeholder(full_name)
+            vars(package)[name] = namespace(full_name)
             return vars(package)[name]
         path = full_name.replace('tf', 'tensorflow', 1)
         raise ModuleNotFoundError(_why(full_name, error), name=path) from None

@@ -9,16 +9,7 @@ that were built around them are guarded at once; these are what most scripts fet
 """
 
 import dataclasses
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-)
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -33,7 +24,7 @@ from slimguard.gate.gate import Gate
 from slimguard.gate.guard import gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.written_beside import written_beside
-from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import OWN_WORK, note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.training.fetch_structures import (
@@ -43,21 +34,23 @@ from slimguard.training.fetch_structures import (
     map_fetches,
     not_fed,
 )
+from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
-from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
-from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key, ends_of
+from slimguard.unedited.own_updates import OwnUpdates, written_in
+from slimguard.unedited.shared_updates import (
+    SharedUpdates,
+    each_once,
+    element_key,
+    ends_of,
+    is_ours,
+)
 
 
 class Gated(NamedTuple):
-    """The fetched elements of a run that need the same update, and its gate.
-
-    Attributes:
-      beside: the elements that only write, if others train.
-    """
+    """The fetched elements of a run that need the same update, and its gate."""
 
     gate: Gate
     elements: Sequence[TrainOp]
-    beside: Sequence[TrainOp] = ()
 
     @property
     def name(self) -> str:
@@ -82,7 +75,8 @@ class GuardedStep:
       names: by gate, the name of the train op that the script fetches; empty if it only writes.
       args: the script's fetches, with guarded elements in place of those that train, and the train
         ops of the gates. It is always the same object, so that watchers recognize it.
-      is_watched: whether something else watches it: a `NanLossHook`, or `slimguard.train`.
+      is_watched: whether something else watches it: a `NanLossHook`, which also names the writes
+        beside its gate, or `slimguard.train`. Then all else is empty.
       written: the ops of the variables that it may put back, except those that a train op writes.
     """
 
@@ -92,28 +86,6 @@ class GuardedStep:
     is_watched: bool
     written: Sequence[tf.Operation]
 
-    @classmethod
-    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'GuardedStep':
-        """The step that a run of `fetches` is.
-
-        Args:
-          fetches: what the script fetches.
-          parts: the elements that train, or else write; at least one.
-          graph: the graph.
-          trains: whether it trains.
-        """
-        names = {element.name for element in fetched_elements(fetches, graph)}
-        first = parts[0]
-        train_ops = [part.gate.train_op for part in parts]
-        both = [_through_gates(fetches, parts, graph), train_ops]
-        return cls(
-            tuple(part.gate for part in parts),
-            tuple(part.name for part in parts if trains),
-            tf1.train.SessionRunArgs(both),
-            not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
-            tuple(written_in(first.beside, graph) if trains else written_by(first.gate)),
-        )
-
 
 class TrainSteps:
     """Guards the train ops of one graph.
@@ -122,8 +94,7 @@ class TrainSteps:
       graph: the graph; finalized or not.
       notes: the results of the optimizers.
       max_loss: a larger loss is a bad step; None for no limit.
-      on_refusal: called with the name of an update that cannot be guarded, and why not.
-      on_no_loss: called with the name of a train op whose loss is not known, and why, or ''.
+      account: notes updates that cannot be guarded, and train ops whose loss is not known.
     """
 
     def __init__(
@@ -131,14 +102,12 @@ class TrainSteps:
         graph: tf.Graph,
         notes: OptimizerNotes,
         max_loss: Optional[float],
-        on_refusal: Callable[[str, Exception], None],
-        on_no_loss: Callable[[str, str], None],
+        account: Account,
     ):
         self._graph = graph
         self._notes = notes
         self._max_loss = max_loss
-        self._on_refusal = on_refusal
-        self._on_no_loss = on_no_loss
+        self._account = account
         self._version = -1  # the graph's version when all its train ops were guarded
         self._known_updates: Set[str] = set()
         self._updates = SharedUpdates(graph, notes)
@@ -223,31 +192,38 @@ class TrainSteps:
         if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
             return self.step_for(fetches, (), gives_first)
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
-        parts, training = [], []
-        for together in self._updates.by_update(elements, fed):
-            watched = [part for part in map(_gated, together) if _is_watched(part, elements)]
-            if watched:  # by a hook of the script, which names the writes beside that gate
-                parts += watched
-            else:
-                training.append(together)
+        if _is_watched(elements, self._graph):
+            return GuardedStep([], [], tf1.train.SessionRunArgs(fetches), True, [])
+        training = self._updates.by_update(elements, fed)
         joined = self._joined(training, elements, fed)
         beside = self._beside(elements, joined) if joined and not gives_first else []
         if beside:
             joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
-        for number, together in enumerate(joined):
+        parts: List[Optional[Gated]] = []
+        written: List[tf.Operation] = []
+        for together in joined:
             part = self._guarded(together, fed)
             if part is None:
-                apart = [each for each in training if each[0] in together and each != together]
+                keys = set(map(element_key, together))
+                apart = [each for each in training if element_key(each[0]) in keys]
+                apart = [each for each in apart if len(each) < len(together)]
                 parts += [self._guarded(each, fed) for each in apart]
             else:
-                parts.append(part._replace(beside=[] if number else beside))
+                parts.append(part)
+                written += written_in(beside, self._graph) if together is joined[0] else []
         trains = bool(parts)
         if not trains and not gives_first:
             writing = self._own_updates.among(elements, fed)
             if writing:
                 parts.append(self._guarded(writing, fed, self._own_updates.guard))
+                written = written_in(writing, self._graph)
         guarded = [part for part in parts if part is not None]
-        return GuardedStep.of(fetches, guarded, self._graph, trains) if guarded else None
+        if not guarded:
+            return None
+        own = [part.gate for part in guarded]
+        names = [part.name for part in guarded if trains]
+        asked = [_through_gates(fetches, guarded, self._graph), [gate.train_op for gate in own]]
+        return GuardedStep(own, names, tf1.train.SessionRunArgs(asked), False, written)
 
     def _guarded(
         self,
@@ -262,12 +238,12 @@ class TrainSteps:
         except gates.NoLearningRateError:
             raise
         except (ValueError, TypeError) as error:
-            self._on_refusal(getattr(error, 'name', together[-1].name), error)
+            self._account.refuse(getattr(error, 'name', together[-1].name), error)
             return None
         if made.gate.loss is None and (guard is None or self._max_loss is not None):
             why = self._notes.why_unknown(made.gate.original, fed)
             if why or self._max_loss is not None:
-                self._on_no_loss(made.name, why)
+                self._account.say_no_loss(made.name, why)
         return made
 
     def _joined(
@@ -281,8 +257,8 @@ class TrainSteps:
         def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
             try:
                 with tf_private.unfinalized(self._graph):
-                    to_guard = self._to_guard(together, fed)
-                    return gated_writes(to_guard.train_op, to_guard.loss, fed)
+                    train_op, loss, *_ = self._to_guard(together, fed)
+                    return gated_writes(train_op, loss, fed)
             except (ValueError, TypeError):  # the run of it will say so
                 return set()
 
@@ -296,8 +272,8 @@ class TrainSteps:
         """The elements that do not train, but write with the batch of the first that train."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
-        others = [each for each in others if not _is_left_alone(op_of(each))]
-        return written_beside(others, training[0], self._on_refusal)
+        others = [e for e in others if not is_ours(e) and not graphs.is_enqueue(op_of(e))]
+        return written_beside(others, training[0], self._account.refuse)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
         """The gate of elements fetched together, which replaces a gate of one of them."""
@@ -307,48 +283,41 @@ class TrainSteps:
         except NoLossError:
             return guard_with_values(train_op, loss, None, values, fed)
 
-    def _to_guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> '_ToGuard':
+    def _to_guard(
+        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
+    ) -> Tuple[TrainOp, Optional[tf.Tensor], Optional[float], List[tf.Tensor]]:
+        """The train op, loss, `max_loss` and values of `guard_with_values` for one gate."""
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
-        is_value = isinstance(train_op, tf.Tensor)
-        if fed or (is_value and self._updates.only_sums_before(train_op)):
+        loss = self._notes.loss_of(train_op, fed)
+        if fed:
             train_op = _group(map(op_of, elements), self._graph)
+        elif loss is not None and isinstance(train_op, tf.Tensor):
+            if key(_behind(train_op)) != key(_behind(loss)):
+                train_op = op_of(train_op)  # or a gate would take its value for the loss
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op whose value was not asked for at that time
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
-        loss = self._notes.loss_of(train_op, fed)
         max_loss = self._max_loss
         for own in owns:  # settings of the script's own `guard`
             loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
-        return _ToGuard(train_op, loss, max_loss, values)
+        return train_op, loss, max_loss, values
 
 
-class _ToGuard(NamedTuple):
-    """The arguments of `guard_with_values` for elements that are fetched together."""
-
-    train_op: TrainOp
-    loss: Optional[tf.Tensor]
-    max_loss: Optional[float]
-    values: Sequence[tf.Tensor]
+def _behind(value: tf.Tensor) -> tf.Tensor:
+    """What a value is without the checks around it."""
+    while value.op.type in ('Identity', 'CheckNumerics', 'CheckNumericsV2'):
+        value = value.op.inputs[0]
+    return value
 
 
-def _gated(element: TrainOp) -> Optional[Gated]:
-    """A guarded train op behind its own gate; None for any other."""
-    own = gates.gate_of(element)
-    return own and Gated(own, [element])
-
-
-def _is_watched(part: Optional[Gated], elements: Sequence[TrainOp]) -> bool:
-    """Whether a run fetches, beside a guarded train op, the tensors that its gate has for hooks."""
-    return part is not None and any(each.name in part.gate.untold.counts for each in elements)
-
-
-def _is_left_alone(op: tf.Operation) -> bool:
-    """Whether an op is ours, or of a queue runner."""
-    return op.name.startswith(graphs.OURS) or graphs.is_enqueue(op)
+def _is_watched(elements: Sequence[TrainOp], graph: tf.Graph) -> bool:
+    """Whether a run fetches the tensors that a gate has for hooks."""
+    names = {each.name for each in elements}
+    return any(not names.isdisjoint(gate.untold.counts) for gate in gates.gates_of(graph).values())
 
 
 def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
@@ -375,8 +344,8 @@ def _through_gates(fetches, parts: Sequence[Gated], graph: tf.Graph) -> Any:
 
     def stand_in(fetch):
         elements = fetched_elements(fetch, graph)
-        found = stand_ins.get(element_key(elements[0])) if len(elements) == 1 else None
-        return fetch if found is None else found
+        other = stand_ins.get(element_key(elements[0])) if len(elements) == 1 else None
+        return fetch if other is None else other
 
     return map_fetches(fetches, stand_in)
 

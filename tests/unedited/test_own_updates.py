@@ -172,7 +172,6 @@ LEFT_ALONE = {
     'a value that is fed': lambda own: own.weight.assign(own.x),
     'a part of what is fed': lambda own: own.weight.assign(tf.tile(own.x[1:], [2])),
     'a copy': lambda own: [own.mean.assign(own.weight), own.other.assign(own.weight)],
-    'a copy of more bits': lambda own: own.wide.assign(tf.cast(own.weight, tf.float64)),
     'a row that is fed': lambda own: tf1.scatter_update(own.mean, [0], own.x[:1]),
     'a place that is computed': lambda own: tf1.scatter_update(
         own.mean, [(own.count * 3 + 1) % 2], own.x[:1]

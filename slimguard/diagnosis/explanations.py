@@ -5,7 +5,7 @@ above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
 import re
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -85,7 +85,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
         more += '; it depends on variables alone, and not on the batch'
-    return told._replace(trouble=cause.sentence + more, kind=kind)
+    drawn: Tuple[str, ...] = ()
+    if kind != policies.EXPLOSION:
+        drawn = measured.made_of(tensor if cause.at is None else inputs[cause.at]).drawn
+    return told._replace(trouble=cause.sentence + more, kind=kind, drawn=drawn)
 
 
 def _inside(step: Step, op: tf.Operation) -> str:

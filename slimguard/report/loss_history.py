@@ -15,6 +15,7 @@ _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
 _MOST_POINTS, _MOST_SEGMENTS = 2000, 100
+LEAST_POINTS = 3  # of fewer no chart is drawn
 _EVENTS = 'events.out.tfevents.'
 
 

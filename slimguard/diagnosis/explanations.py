@@ -5,7 +5,7 @@ above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
 import re
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -79,16 +79,16 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if kind == policies.BATCH and cause.at is not None:
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
+    if kind != policies.EXPLOSION:
+        made_of = measured.made_of(tensor if cause.at is None else inputs[cause.at])
+        told = told._replace(drawn=made_of.drawn)
     more += far or (measured.large_weights() if cause.is_overflow else '')
     more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
         more += '; it depends on variables alone, and not on the batch'
-    drawn: Tuple[str, ...] = ()
-    if kind != policies.EXPLOSION:
-        drawn = measured.made_of(tensor if cause.at is None else inputs[cause.at]).drawn
-    return told._replace(trouble=cause.sentence + more, kind=kind, drawn=drawn)
+    return told._replace(trouble=cause.sentence + more, kind=kind)
 
 
 def _inside(step: Step, op: tf.Operation) -> str:

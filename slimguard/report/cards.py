@@ -256,13 +256,11 @@ def opened_of(read: Bundle, most: int) -> Opened:
         steps=last_steps.last_steps_of(read.history),
     )
     said = read.diagnosis or {}
-    suspects = [name for name in said.get('drawn', ()) if name in drawn]
     bad, size = _bad_rows(said) if said else ([], 0)
-    bad_rows = {
-        name: bad
-        for name, value in drawn.items()
-        if np.shape(value)[:1] == (size,) and name in (suspects or drawn)
-    }
+    fitting = [name for name, value in drawn.items() if np.shape(value)[:1] == (size,) and bad]
+    suspects = [name for name in said.get('drawn') or [said.get('tensor')] if name in drawn]
+    suspects = suspects or fitting
+    bad_rows = {name: bad for name in fitting if name in suspects}
     opened = opened._replace(
         bad_rows=bad,
         batch=samples.in_numbers(drawn, bad_rows, suspects),

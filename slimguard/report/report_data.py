@@ -99,7 +99,7 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
     try:
         paths = bundle.paths(logdir)
     except Exception as error:
-        return [], ['The bundles cannot be listed: %s' % _first_line(error)]
+        return [], ['The bundles cannot be listed: %s' % loss_history.first_line(error)]
     shown, views, notes = paths[-_MOST_BUNDLES:], [], []
     for path in shown:
         try:
@@ -141,7 +141,7 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
     except FileNotFoundError:
         return data._replace(has_record=False)
     except Exception as error:  # a damaged record must not cost the rest of the page
-        return data._replace(broken=_first_line(error))
+        return data._replace(broken=loss_history.first_line(error))
     if record.is_foreign:
         count = record.unreadable
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
@@ -154,11 +154,6 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
     named = {bundle_name(it) for it in views}
     others = [it for it in data.unrecorded if it.opened and it.opened.name not in named]
     return data._replace(incidents=views, unrecorded=others, notes=data.notes + record.notes)
-
-
-def _first_line(error: Exception) -> str:
-    what = str(getattr(error, 'message', error)).partition('\n')[0]
-    return what or type(error).__name__
 
 
 # In a sentence or two.

@@ -1,6 +1,5 @@
 """The samples of a batch: as images, where they look like images, else in numbers."""
 
-import math
 from types import MappingProxyType
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -244,21 +243,12 @@ def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
         return ['all %d numbers are %s' % (value.size, form % numbers(flat)[0, 0])]
     if is_float:
         bad = bad | set(np.flatnonzero(~np.isfinite(numbers(flat)).all(axis=1)).tolist())
-    sizes = np.abs(numbers(flat)).max(axis=1, initial=0)
     good = [row for row in range(min(len(value), len(bad) + 2)) if row not in bad]
     lines = []
     for row in sorted(bad)[:_MOST_ROWS] + good[: 1 if bad else 2]:
         shown = numbers(flat[row]) if is_float else flat[row]
         said = ' '.join(form % number for number in shown[:_MOST_NUMBERS].tolist())
         more = ' \N{HORIZONTAL ELLIPSIS}' if len(shown) > _MOST_NUMBERS else ''
-        which = ', bad' + _far_above(sizes, row) if row in bad else ', good' if bad else ''
+        which = ', bad' if row in bad else ', good' if bad else ''
         lines.append('row %d%s: %s%s' % (row, which, said, more))
     return lines
-
-
-def _far_above(sizes: np.ndarray, row: int) -> str:
-    """How much larger a row is than every other, in words; '' if it is not far larger."""
-    others = float(np.delete(sizes, row).max(initial=0))
-    ratio = float(sizes[row]) / others if others else 0.0
-    far = 100 <= ratio < math.inf
-    return ' (its largest number is %.2g times as large as any other)' % ratio if far else ''

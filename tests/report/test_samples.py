@@ -75,10 +75,6 @@ def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one
     assert [line[:10] for line in lines] == ['row 0, bad', bad[:10], 'row 1, goo']
     assert lines[1] == bad
     assert numbers['y:0'] == 'row 0, bad: 0\nrow 1, good: 1'
-    large = np.ones([8, 3])
-    large[5] = 3e4
-    (line, _) = lines_of({'x:0': large}, {'x:0': [5]})['x:0'].split('\n')
-    assert line.startswith('row 5, bad (its largest number is 3e+04 times as large as any other): ')
 
 
 def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():

@@ -39,11 +39,11 @@ BY_CAUSE = {
     'gradient of log1p at -1': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
     '0 to a negative power': 'Keep the input above 0: tf.pow(tf.maximum(x, 1e-7), y).',
     'division by 0': 'Divide by tf.math.divide_no_nan(x, y): it is 0 where y is 0.',
-    'not finite: it was given as': 'Look at the code that computes this value.',
     'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
     'CTC label that does not fit': 'Leave the sample out of the input, or use a smaller stride to '
     'keep more frames.',
     'mean of an empty tensor': 'Divide the sum by tf.maximum(count, 1.0).',
+    'not finite: it was given as': 'Look at the code that computes this value.',
     'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
     'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
     'raise the limit; else train with a smaller learning rate, or clip the gradients.',

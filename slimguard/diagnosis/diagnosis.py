@@ -70,6 +70,8 @@ class Diagnosis(NamedTuple):
       forward_op: for a gradient op, the op whose gradient it computes.
       output: the range of the bad output.
       inputs: the inputs of the op.
+      drawn: the names of the values that the step drew from which the input at fault was computed,
+        or all inputs if the cause does not tell which is; none after an explosion.
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined.
       ranges: the range of each float tensor of the step, in the order of the ops.
@@ -87,6 +89,7 @@ class Diagnosis(NamedTuple):
     forward_op: Optional[str] = None
     output: Optional[Range] = None
     inputs: Tuple[Input, ...] = ()
+    drawn: Tuple[str, ...] = ()
     non_finite: Optional[NonFinite] = None
     not_seen: Tuple[str, ...] = ()
     ranges: Tuple[Row, ...] = ()

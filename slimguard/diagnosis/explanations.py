@@ -79,6 +79,9 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if kind == policies.BATCH and cause.at is not None:
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
+    if kind != policies.EXPLOSION:
+        made_of = measured.made_of(tensor if cause.at is None else inputs[cause.at])
+        told = told._replace(drawn=made_of.drawn)
     more += far or (measured.large_weights() if cause.is_overflow else '')
     more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:

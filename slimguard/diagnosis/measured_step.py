@@ -44,6 +44,7 @@ class MadeOf(NamedTuple):
 
     Attributes:
       draws: whether from anything that the step drew.
+      drawn: the names of what it was fed of that, such as the arrays of the batch.
       floats: whether from a float variable: a weight, a moving average, a slot.
       slots: whether from a float variable that the loss does not need, or from a value that the
         step wrote to a variable.
@@ -51,6 +52,7 @@ class MadeOf(NamedTuple):
     """
 
     draws: bool
+    drawn: Tuple[str, ...]
     floats: bool
     slots: bool
     is_own: bool
@@ -162,6 +164,7 @@ class MeasuredStep:
         floats = {each for each in variables if graphs.dtype_of(each).is_floating}
         return MadeOf(
             draws=draws,
+            drawn=tuple(dict.fromkeys(map(step.name_of, fed))),
             floats=bool(floats),
             slots=any(self.phases.get(each) == Phase.UPDATE for each in floats)
             or any(is_written_value(step.type_of(t.op)) for t in fed),

@@ -43,6 +43,7 @@ BY_CAUSE = {
     'CTC label that does not fit': 'Leave the sample out of the input, or use a smaller stride to '
     'keep more frames.',
     'mean of an empty tensor': 'Divide the sum by tf.maximum(count, 1.0).',
+    'not finite: it was given as': 'Look at the code that computes this value.',
     'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
     'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
     'raise the limit; else train with a smaller learning rate, or clip the gradients.',

@@ -14,16 +14,25 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from slimguard.diagnosis.bundle import Bundle
-from slimguard.diagnosis.diagnosis import PHASES, Phase
+from slimguard.diagnosis.diagnosis import PHASES
 from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import advice, record_file
 from slimguard.incidents.incident import Incident
 from slimguard.report import last_steps, samples
 from slimguard.report.last_steps import LastSteps, multiple, number
-from slimguard.report.samples import Sheet
+from slimguard.report.samples import Numbers, Sheet
+from slimguard.system import texts
 
-# Any other action is that of a subclass of NanLossHook.
-ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'on_nan_loss', 'not said')
+# What was done, in words. Any other action is that of a subclass of NanLossHook.
+ACTIONS = {
+    'raise': 'raised an error',
+    'stop': 'stopped',
+    'rollback': 'rolled back',
+    'skip': 'skipped',
+    'save refused': 'refused to save',
+    'on_nan_loss': 'left to on_nan_loss',
+    'not said': 'action not recorded',
+}
 _MOST_RANGES = 40
 
 
@@ -40,7 +49,8 @@ class RangeRow(NamedTuple):
     """A line of the table of ranges: a tensor of the step, and whether it made the step bad."""
 
     tensor: str
-    range: Range
+    range: str
+    is_bad: bool
     begins: bool
 
 
@@ -51,8 +61,10 @@ class Opened(NamedTuple):
       path: its folder, absolute.
       text: the diagnosis in a few lines; '' if there is none.
       bad_rows: the rows of the batch that are at fault, as far as they are known.
-      batch: the arrays of the batch that are no images: a name, and lines of numbers.
-      ranges: the ranges of the tensors before and after the one at fault.
+      batch: the arrays of the batch that are no images.
+      batch_note: a sentence on which array of the batch is at fault; '' if that can be seen.
+      ranges: the range of the tensor at fault, then those of the tensors before and after it.
+      ranges_note: sentences on these.
       sheets: the samples of the batch.
       versions: the versions of the packages that made it.
       steps: the last steps before the incident; None if they are not known.
@@ -61,8 +73,10 @@ class Opened(NamedTuple):
     path: str
     text: str = ''
     bad_rows: Sequence[int] = ()
-    batch: Sequence[Tuple[str, str]] = ()
+    batch: Sequence[Numbers] = ()
+    batch_note: str = ''
     ranges: Sequence[RangeRow] = ()
+    ranges_note: str = ''
     sheets: Sequence[Sheet] = ()
     versions: str = ''
     steps: Optional[LastSteps] = None
@@ -94,11 +108,16 @@ class IncidentView(Incident):
         return self.action if self.action in ACTIONS else 'on_nan_loss'
 
     @property
+    def done(self) -> str:
+        """The action in words."""
+        return ACTIONS[self.kind] if self.kind != 'on_nan_loss' else self.action or ''
+
+    @property
     def heading(self) -> str:
-        """Which step it was."""
-        if self.step is not None:
-            return 'Step %d' % self.step
-        return 'Incident %d' % self.number if self.opened is None else self.opened.name
+        """Which incident it was, and at which step."""
+        known = ['incident %d' % self.number] if self.number else []
+        known += [] if self.step is None else ['step %d' % self.step]
+        return begun(', '.join(known)) or (self.opened.name if self.opened else '')
 
     @property
     def headline(self) -> str:
@@ -122,7 +141,8 @@ class IncidentView(Incident):
         """What to do."""
         cure = advice.for_cause(self.cause + '\n' + self.more)
         if cure in advice.FOR_EXPLOSIONS:
-            return cure
+            # A step that was held as a spike needs no advice to hold spikes.
+            return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
         # The commands of the card name the bundle where it is now.
         policy = begun(advice.without_bundle(self.advice or ''))
         told = ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
@@ -141,14 +161,15 @@ class IncidentView(Incident):
     @property
     def facts(self) -> List[Fact]:
         """What else is known."""
+        not_applied = ['the update was not applied'] if self.held else []
         facts = [
             *map(_fact_of, self._lines[1:]),
-            Fact('Seen', words=self.reason if self.diagnosis else ''),
+            Fact('Symptom', words=self.reason if self.diagnosis else ''),
             Fact('Loss', words=number(self.loss)),
             Fact('Gradient norm', words=self.norm),
-            Fact('Done', words='; '.join(filter(None, [self.action, *self.notes]))),
+            Fact('Action', words='; '.join([begun(self.done), *self.notes, *not_applied])),
             Fact('When', words=record_file.when(self.time)),
-            Fact('Made with', words='' if self.opened is None else self.opened.versions),
+            Fact('Versions', words='' if self.opened is None else self.opened.versions),
         ]
         return [fact for fact in facts if any(fact[1:])]
 
@@ -157,8 +178,8 @@ class IncidentView(Incident):
         """Further facts, in a few words each."""
         notes = ['restored %s' % os.path.basename(self.restored)] if self.restored else []
         if self.learning_rate is not None:
-            notes.append('learning rate x%g from then on' % self.learning_rate)
-        notes += [] if self.held else ['the update had landed']
+            notes.append('the learning rate is %g times as large from then on' % self.learning_rate)
+        notes += [] if self.held else ['the update was applied already']
         return notes + (['variables were bad before the step'] if self.state_lost else [])
 
     @property
@@ -176,7 +197,7 @@ _PHASES = {said: phase for phase, said in PHASES.items()}
 _FACTS = (
     ('Input', re.compile(r'input (?P<code>.*?): (?P<words>.*)')),
     ('Value', re.compile(r'output: (?P<words>.*)')),
-    ('Not finite', re.compile(r'at (?P<code>\[.*)')),
+    ('Not finite', re.compile(r'at (?P<words>\[.*)')),
     ('Tensor', re.compile(r'(?P<code>\S+ \(.*\))$')),
     ('Your line', re.compile(r'(?P<code>\S.*?:\d+(, in \S+)?)(: (?P<line>.*))?$')),
     ('Note', re.compile('(?P<words>.*)')),
@@ -188,8 +209,17 @@ def _fact_of(line: str) -> Fact:
     for name, form in _FACTS:
         found = form.match(line.strip())
         if found:
-            return Fact(name, **found.groupdict(''))
+            fact = Fact(name, **found.groupdict(''))
+            return fact._replace(words=_plain(fact.words))
     raise AssertionError('not reached')
+
+
+def _plain(said: str) -> str:
+    """A range or places, as `Diagnosis` writes them, in plain words."""
+    said = re.sub(r'^(\w+)\[\], (1 of 1 )?', r'\1, a scalar: ', said)
+    if said.startswith('[]'):
+        return ''  # of a scalar, the range says it all
+    return re.sub(r'(\[[\d, ]+\]) = (-?\w+)', r'\2 at \1', said)
 
 
 def bundle_name(incident: Incident) -> str:
@@ -225,14 +255,27 @@ def opened_of(read: Bundle, most: int) -> Opened:
         versions=', '.join('%s %s' % pair for pair in sorted(read.versions.items())),
         steps=last_steps.last_steps_of(read.history),
     )
-    said = read.diagnosis
-    bad, rows = ([], 0) if said is None else _bad_rows(said)
-    is_later = said is not None and said['phase'] != Phase.INPUT
+    said = read.diagnosis or {}
+    bad, size = _bad_rows(said) if said else ([], 0)
+    fitting = [name for name, value in drawn.items() if np.shape(value)[:1] == (size,) and bad]
+    suspects = [name for name in said.get('drawn') or [said.get('tensor')] if name in drawn]
+    suspects = suspects or fitting
+    bad_rows = {name: bad for name in fitting if name in suspects}
     opened = opened._replace(
-        batch=samples.in_numbers(drawn, bad, rows),
-        sheets=samples.sheets(drawn, bad if is_later else [], rows, most),
+        bad_rows=bad,
+        batch=samples.in_numbers(drawn, bad_rows, suspects),
+        sheets=samples.sheets(drawn, {} if said.get('phase') == 'input' else bad_rows, most),
     )
-    return opened if said is None else opened._replace(bad_rows=bad, ranges=_ranges_of(said))
+    if all(map(samples.is_finite, drawn.values())):
+        opened = opened._replace(batch_note=_batch_note(suspects))
+    return _with_ranges(opened, said) if said else opened
+
+
+def _batch_note(suspects: List[str]) -> str:
+    if not suspects:
+        return 'No value of the batch is known to be at fault.'
+    told = 'The bad value was computed from %s' % texts.listed(suspects, 5)
+    return told + ('; which of them is at fault is not known.' if len(suspects) > 1 else '.')
 
 
 def _drawn_by_the_user(read: Bundle) -> Dict[str, np.ndarray]:
@@ -251,11 +294,7 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
     A later tensor may have another first dimension than the batch: `samples` compares.
     """
     found = said['non_finite']
-    if (
-        said['phase'] not in (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD)
-        or not said['output']
-        or not found
-    ):
+    if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in found['rows'] if isinstance(row, int)]
@@ -265,16 +304,22 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
     return (rows, shape[0]) if is_batch and 2 * len(rows) <= shape[0] else ([], 0)
 
 
-def _ranges_of(said: Dict[str, Any]) -> List[RangeRow]:
-    """The tensors of the step before and after the one at fault, in their order."""
-    rows, culprit = said['ranges'], said['tensor']
-    at = next((n for n, row in enumerate(rows) if row['tensor'] == culprit), 0)
-    start = max(0, min(at - _MOST_RANGES // 2, len(rows) - _MOST_RANGES))
+def _with_ranges(opened: Opened, said: Dict[str, Any]) -> Opened:
+    """With the table of ranges: the tensor at fault first, then others in the order of the step."""
+    order = list(PHASES)
+    rows = sorted(said['ranges'], key=lambda row: order.index(row['phase']))
+    at = next((n for n, row in enumerate(rows) if row['tensor'] == said['tensor']), None)
+    start = max(0, min((at or 0) - _MOST_RANGES // 2, len(rows) - _MOST_RANGES))
     shown = rows[start : start + _MOST_RANGES]
-    return [RangeRow(it['tensor'], _range_of(it['range']), it['tensor'] == culprit) for it in shown]
-
-
-def _range_of(said: Dict[str, Any]) -> Range:
-    found = Range(**dict(said, shape=tuple(int(size) for size in said['shape'])))
-    str(found)  # raises for what are no numbers
-    return found
+    note = 'The smallest and the largest number of each tensor, in the order of the step'
+    if at is not None:
+        shown = [rows[at]] + [row for row in shown if row is not rows[at]]
+        note += '; ahead of them that of the tensor where it began'
+    if len(shown) < len(rows):
+        note += '. The table has %d of %d tensors' % (len(shown), len(rows))
+    ranges = []
+    for row in shown:
+        found = Range(**dict(row['range'], shape=tuple(map(int, row['range']['shape']))))
+        begins = at is not None and row is rows[at]
+        ranges.append(RangeRow(row['tensor'], _plain(str(found)), not found.is_finite, begins))
+    return opened._replace(ranges=ranges, ranges_note=note + '.')

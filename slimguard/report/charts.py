@@ -18,15 +18,13 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from slimguard.report import last_steps, samples
 from slimguard.report.cards import ACTIONS, IncidentView
 from slimguard.report.last_steps import LastSteps
-from slimguard.report.loss_history import Curve
+from slimguard.report.loss_history import LEAST_POINTS, Curve
 from slimguard.report.samples import BAD, Sheet
 from slimguard.system.texts import cut, in_one_line, visible
 
@@ -67,6 +65,10 @@ _STYLE = {
     'axes.formatter.limits': (-4, 7),
     'axes.xmargin': 0,
     'axes.ymargin': 0.04,
+    'axes.titlesize': 12,
+    'axes.titleweight': 'bold',
+    'axes.labelcolor': _SOFT,
+    'axes.labelsize': 12,
     'grid.color': _GRID,
     'image.composite_image': False,
     'legend.frameon': False,
@@ -164,10 +166,11 @@ def text(lines: Sequence[str], size: int) -> Chart:
     def draw(width: int) -> Figure:
         letters = int(width / size * 1.6)
         lines_of = (textwrap.wrap(cut(visible(line), 400), letters) or [''] for line in lines)
-        wrapped = [part for parts in lines_of for part in parts]
-        figure = _figure(width, 1.5 * size * len(wrapped) + 12)
-        for number, line in enumerate(wrapped):
-            _write(figure, 0, 6 + 1.5 * size * number, line, size=size)
+        wrapped = [_plain(part) for parts in lines_of for part in parts]
+        height = 1.5 * size * len(wrapped) + 12
+        figure = _figure(width, height)
+        look = {'va': 'top', 'size': size, 'linespacing': 1.28}
+        figure.text(0, 1 - 6 / height, '\n'.join(wrapped), **look)
         return figure
 
     return Chart('', draw)
@@ -176,38 +179,34 @@ def text(lines: Sequence[str], size: int) -> Chart:
 # What the charts share.
 
 
-def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width / 72, height / 72), dpi=72)
+def _figure(width: float, height: float, **kwargs) -> Figure:
+    return Figure(figsize=(width / 72, height / 72), dpi=72, **kwargs)
 
 
-def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Any:
-    """Axes at a place in pixels from the upper left corner."""
-    across, down = figure.get_size_inches() * 72
-    place = [left / across, 1 - (top + height) / down, width / across, height / down]
-    return figure.add_axes(place)
+def _plots(width: int, heights: Sequence[float], words: float) -> Tuple[Figure, List[Any]]:
+    """Plots one above the other, over the same steps.
+
+    Args:
+      width: of the figure, in pixels.
+      heights: of the plots, in pixels; a little more or less if their words need it.
+      words: the height of all titles and labels.
+    """
+    figure = _figure(width, sum(heights) + words, layout='constrained')
+    look = {'sharex': True, 'squeeze': False, 'gridspec_kw': {'height_ratios': list(heights)}}
+    return figure, list(figure.subplots(len(heights), 1, **look)[:, 0])
 
 
-def _write(figure: Figure, x: float, y: float, said: str, **kwargs) -> None:
-    """Writes text; its first line begins at a point given in pixels from the upper left corner."""
-    across, down = figure.get_size_inches() * 72
-    figure.text(x / across, 1 - y / down, _plain(said), **{'va': 'top', **kwargs})
+def _most_ticks(width: int) -> int:
+    return 7 if width == WIDE else 3
+
+
+def _round_ticks(most: int) -> ticker.MaxNLocator:
+    return ticker.MaxNLocator(most, integer=True, steps=[1, 2, 5, 10])
 
 
 def _plain(said: str) -> str:
     # Between two dollars matplotlib would read TeX, and fail if it is none.
     return in_one_line(said).replace('$', r'\$')
-
-
-def _legend(figure: Figure, handles: List[Any], labels: List[str], columns: int) -> None:
-    # matplotlib leaves out a label with a leading underscore.
-    labels = ['\N{ZERO WIDTH SPACE}' + _plain(cut(label, 80)) for label in labels]
-    place = {'loc': 'upper left', 'bbox_to_anchor': (0, 1), 'borderaxespad': 0}
-    figure.legend(handles, labels, ncol=columns, columnspacing=1.2, **place)
-
-
-def _rows(labels: List[str], width: float) -> int:
-    """How many rows a legend takes: one, or one for each label."""
-    return 1 if sum(7 * len(label) + 45 for label in labels) < width else len(labels)
 
 
 def _tame(values: Any) -> np.ndarray:
@@ -217,38 +216,44 @@ def _tame(values: Any) -> np.ndarray:
     return np.where(np.abs(values) < 1e-150, 0.0, values)
 
 
-def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
-    """Makes the axis of `values` logarithmic if they go over two orders of magnitude."""
+def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) -> None:
+    """Draws lines [points, 2], with gaps at non-finite values, and names their axis.
+
+    The axis is logarithmic if the values go over two orders of magnitude.
+
+    Args:
+      axes: where to draw.
+      name: of the values.
+      lines: the lines.
+      most: the most ticks.
+    """
+    values = np.concatenate(lines)[:, 1]
     found = values[np.isfinite(values)]
     positive = found[found > 0]
-    axes.grid(axis='y')
     is_log = positive.size > 0 and found.min() >= 0 and positive.max() > 100 * positive.min()
     if is_log:
         axes.set_yscale('log')
-        decades = math.log10(positive.max()) - math.log10(positive.min())
-        subs = (1, 2, 5) if 3 * decades <= most else (1,)
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=most))
-        axes.yaxis.set_major_formatter(lambda value, _: '%g' % value)
+        axes.yaxis.set_major_locator(ticker.LogLocator(numticks=most))
+        axes.yaxis.set_major_formatter('{x:g}')
         axes.minorticks_off()
     else:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(most))
-    return is_log
-
-
-def _draw_line(axes: Any, x: np.ndarray, y: np.ndarray, is_log: bool, marks: bool) -> None:
-    """A line with gaps at non-finite values; `marks` marks all points, and not only lone ones."""
-    if is_log:  # a zero is drawn at the lower end
-        y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
-    known = np.isfinite(y)
-    alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
-    axes.plot(x, y, color=_CURVE)
-    marked = known if marks else alone
-    axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
+    axes.grid(axis='y')
+    axes.set_title(_plain(name) + ', logarithmic' * is_log, loc='left')
+    for x, y in (line.T for line in lines):
+        if is_log:  # a zero is drawn at the lower end
+            y = np.where(y <= 0, positive.min(), y)
+        known = np.isfinite(y)
+        alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
+        marked = known if len(values) <= _FEW_POINTS else alone
+        axes.plot(x, y, color=_CURVE)
+        if marked.any():  # else the layout would make room for it
+            axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
 
 
 # The loss.
 
-_PLOT, _LANE, _ROW = 240, 20, 18  # pixels: a curve, the marks of an action, a row of text
+_PLOT, _LANE, _FEW_POINTS = 240, 20, 60  # pixels: a curve, the marks of an action; marked points
 _NEAREST = 0.045  # of the width: closer marks would overlap on a phone
 
 
@@ -262,9 +267,9 @@ def loss_chart(
       incidents: those without a step are left out.
       links: where on the page each incident is, by its number.
     """
-    lines = [] if curve is None else curve.segments
+    lines = [] if curve is None else [_tame(line) for line in curve.segments]
     stepped = sorted((i for i in incidents if i.step is not None), key=lambda i: (i.step, i.number))
-    if not lines and not stepped:
+    if not lines and len(stepped) < LEAST_POINTS:
         return None
     steps = _tame([step for line in lines for step in line[:, 0]] + [i.step for i in stepped])
     low, high = float(steps.min()), float(steps.max())
@@ -274,50 +279,33 @@ def loss_chart(
         for kind in ACTIONS
         if any(i.kind == kind for i in stepped)
     ]
-    handles, labels = _loss_legend(curve, lanes)
 
     def draw(width: int) -> Figure:
-        top = _rows(labels, width) * _ROW + 14
-        plot, note = _PLOT if lines else 0, ''
-        down = plot + 8 + _LANE * len(lanes)
-        figure = _figure(width, top + down + 42)
-        _legend(figure, handles, labels, 1 if _rows(labels, width) > 1 else len(labels))
+        heights = [_PLOT] * bool(lines) + [_LANE * len(lanes)] * bool(lanes)
+        figure, plots = _plots(width, heights, 66)
         if lines:
-            axes = _axes(figure, 60, top, width - 84, plot)
-            axes.set(xlim=(low, high), xticks=[])
-            is_log = _scale(axes, _tame(np.concatenate(lines)[:, 1]), 7)
+            assert curve is not None
+            _draw_lines(plots[0], cut(curve.tag, width // 8), lines, 7)
+        for axes in plots[:-1]:
+            axes.tick_params(bottom=False)
             axes.spines['bottom'].set_visible(False)
-            few = sum(map(len, lines)) <= 60
-            for part in lines:
-                _draw_line(axes, _tame(part[:, 0]), _tame(part[:, 1]), is_log, few)
-            note = 'the axis of the loss is logarithmic; ' if is_log else ''
-        axes = _axes(figure, 60, top, width - 84, down)
-        axes.set(xlim=(low, high), ylim=(down, 0), yticks=[])
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(7 if width == WIDE else 3, integer=True))
-        axes.xaxis.set_major_formatter(lambda value, _: '%.12g' % value)
+        if lanes:
+            axes = plots[-1]
+            said = ['%s (%d)' % (ACTIONS[kind], sum(map(len, groups))) for kind, groups in lanes]
+            axes.set(ylim=(len(lanes) - 0.5, -0.5), yticks=range(len(lanes)))
+            axes.set_yticklabels(said)
         for number, (kind, groups) in enumerate(lanes):
-            _draw_marks(axes, kind, groups, plot + 8 + _LANE * (number + 0.5), links)
-        _write(figure, width - 24, top + down + 24, note + 'global step', ha='right', color=_SOFT)
+            _draw_marks(plots, kind, groups, number, links)
+        plots[-1].set_xlim(low, high)
+        plots[-1].xaxis.set_major_locator(_round_ticks(_most_ticks(width)))
+        plots[-1].xaxis.set_major_formatter('{x:.12g}')
+        plots[-1].set_xlabel('global step', loc='right')
         return figure
 
     said = {links[group[0].number]: _said(group) for _, groups in lanes for group in groups}
     return Chart(
         'The loss over the global step, with %d incidents marked' % len(stepped), draw, said
     )
-
-
-def _loss_legend(curve: Optional[Curve], lanes: Any) -> Tuple[List[Any], List[str]]:
-    handles: List[Any] = []
-    labels: List[str] = []
-    if curve is not None and curve.segments:
-        is_line = any(len(segment) > 1 for segment in curve.segments)
-        look = {} if is_line else {'ls': '', 'marker': '.'}
-        handles, labels = [Line2D([], [], color=_CURVE, **look)], [curve.tag]
-    for kind, groups in lanes:
-        marker, color = _MARKERS[kind]
-        handles.append(Line2D([], [], ls='', marker=marker, color=COLORS[color], ms=8))
-        labels.append('%s (%d)' % (kind, sum(map(len, groups))))
-    return handles, labels
 
 
 Group = List[IncidentView]
@@ -336,20 +324,23 @@ def _marks(incidents: Group, nearest: float) -> List[Group]:
 
 def _said(group: Group) -> str:
     first, last = group[0], group[-1]
-    action = first.action or 'not said'
     if len(group) == 1:
-        return 'step %d, %s: %s' % (first.step, action, cut(first.cause, 200))
-    return 'steps %d to %d: %d incidents, %s' % (first.step, last.step, len(group), action)
+        return 'step %d, %s: %s' % (first.step, first.done, cut(first.cause, 200))
+    return 'steps %d to %d: %d incidents, %s' % (first.step, last.step, len(group), first.done)
 
 
-def _draw_marks(axes: Any, kind: str, groups: List[Group], y: float, links: Dict[int, str]) -> None:
+def _draw_marks(
+    plots: List[Any], kind: str, groups: List[Group], lane: int, links: Dict[int, str]
+) -> None:
     """Draws the marks of an action, each a link, and larger for more incidents."""
     marker, name = _MARKERS[kind]
     x = _tame([group[0].step for group in groups])
-    axes.vlines(x, 0, y, color=COLORS[name], lw=1, alpha=0.45)
+    for axes in plots:
+        place = {'transform': axes.get_xaxis_transform()}
+        axes.vlines(x, 0, 1, color=COLORS[name], lw=1, alpha=0.45, **place)
     sizes = [80 * (1 + math.log10(len(group))) for group in groups]
     look = {'color': COLORS[name], 'edgecolor': COLORS['paper'], 'zorder': 3, 'clip_on': False}
-    marks = axes.scatter(x, [y] * len(x), sizes, marker=marker, **look)
+    marks = plots[-1].scatter(x, [lane] * len(x), sizes, marker=marker, **look)
     marks.set_linewidths([1, 1])  # else an older matplotlib draws a single mark without its link
     marks.set_urls([links[group[0].number] for group in groups])
 
@@ -367,67 +358,63 @@ _PALETTE = LinearSegmentedColormap.from_list(
         )
     ),
     33,
-)
+).with_extremes(bad=np.array(BAD) / 255)
 
 
 def last_steps_chart(steps: LastSteps) -> Chart:
     """Loss and gradient norm of the last steps, and the norm of each gradient by its colour."""
     ratios = last_steps.ratios_of(steps.norms)
     begin = last_steps.beginning_of(steps, ratios)
-    lines, count = last_steps.lines(steps), len(steps.step)
     names, rows, begins_at = _heat_rows(steps, ratios, begin)
-    is_bad = np.isnan(rows).any() or any(not np.isfinite(values).all() for _, values in lines)
-    marks = [(_RING, 'not finite (above)')] if is_bad else []
-    marks += [] if steps.written.all() else [(_UNWRITTEN, 'not written (below)')]
+    lines, count = last_steps.lines(steps), len(steps.step)
 
     def draw(width: int) -> Figure:
-        left = int((0.34 if width == WIDE else 0.44) * width)
-        across, top = width - left - 16, 24 if marks else 0
-        down = len(lines) * (_SERIES + 30) + (30 + len(rows) * _LINE if names else 0)
-        figure = _figure(width, top + down + 44 + (30 if names else 0))
-        if marks:
-            _legend(figure, [Patch(color=c) for c, _ in marks], [said for _, said in marks], 2)
-        for name, values in lines:
-            axes = _axes(figure, left, top + 24, across, _SERIES)
-            axes.set(xlim=(0, count), xticks=[])
-            is_log = _scale(axes, _tame(values), 4)
-            _draw_line(axes, np.arange(count) + 0.5, _tame(values), is_log, count <= 60)
-            _strip(axes, ~np.isfinite(values), 1 - 5 / _SERIES, _RING)
-            _strip(axes, ~steps.written, 0, _UNWRITTEN)
-            _write(figure, left, top + 4, name + (', logarithmic' if is_log else ''), weight='bold')
-            top += _SERIES + 30
+        heights = [_SERIES] * len(lines) + [_LINE * len(names)] * bool(names)
+        figure, plots = _plots(width, heights, 28 * len(heights) + (120 if names else 50))
+        for axes, (name, values) in zip(plots, lines):
+            points = np.stack([np.arange(count) + 0.5, _tame(values)], axis=1)
+            _draw_lines(axes, name, [points], 4)
+            _strip(axes, ~np.isfinite(values), 1, _RING, 'not finite')
+            _strip(axes, ~steps.written, 0, _UNWRITTEN, 'update not applied')
+        known = [axes.get_legend_handles_labels() for axes in plots]
+        handles = {label: it for each in known for it, label in zip(*each)}
+        if handles:
+            place = {'loc': 'lower left', 'bbox_to_anchor': (0, 1.3), 'borderaxespad': 0}
+            columns = 2 if width == WIDE else 1
+            plots[0].legend(handles.values(), handles.keys(), ncol=columns, **place)
         if names:
-            _write(figure, left, top + 6, 'norm of each gradient', weight='bold')
-            colors, ends = _heat_colors(rows)
-            axes = _axes(figure, left, top + 26, across, len(rows) * _LINE)
-            place = {'extent': (0, count, len(rows), 0), 'aspect': 'auto'}
-            axes.imshow(colors, interpolation='none', **place)
-            said = [_plain(last_steps.variables(*name, (left - 12) // 7)) for name in names]
-            axes.set(xticks=[], yticks=np.arange(len(rows)) + 0.5, yticklabels=said)
-            axes.tick_params(labelsize=11, labelcolor=_INK)
+            said = [_plain(last_steps.variables(*name, width // 16)) for name in names]
+            _draw_heat(plots, rows, said, width)
             if begins_at is not None:
-                axes.get_yticklabels()[begins_at].set(color=_BAD, weight='bold')
-            top += 26 + len(rows) * _LINE
-            _draw_colors(figure, left, top + 46, ends)
-        axes = _axes(figure, left, top, across, 1)
-        ticks = np.unique(np.linspace(0, count - 1, 7 if width == WIDE else 3).astype(int))
-        axes.set(xlim=(0, count), yticks=[], xticks=ticks + 0.5)
-        axes.set_xticklabels([str(steps.step[tick]) for tick in ticks])
-        axes.get_xticklabels()[-1].set_ha('right' if count > 20 else 'center')  # else cut off
-        axes.spines['bottom'].set_visible(False)
-        _write(figure, width - 16, top + 25, steps.axis, ha='right', color=_SOFT)
+                plots[-1].get_yticklabels()[begins_at].set(color=_BAD, weight='bold')
+        ticks = _step_ticks(steps.step, _most_ticks(width))
+        plots[-1].set(xlim=(0, count), xticks=[tick + 0.5 for tick in ticks])
+        plots[-1].set_xticklabels([str(steps.step[tick]) for tick in ticks])
+        plots[-1].set_xlabel(steps.axis, loc='right')
         return figure
 
-    return Chart(last_steps.caption(steps, begin) or last_steps.heading(steps), draw)
+    return Chart(last_steps.caption(steps, begin) or 'The last steps', draw)
 
 
-def _strip(axes: Any, where: np.ndarray, bottom: float, color: str) -> None:
+def _step_ticks(steps: List[int], most: int) -> List[int]:
+    """The columns of round steps; of the first and the last if there are none."""
+    round_steps = set(_round_ticks(most).tick_values(min(steps), max(steps)).tolist())
+    ticks: List[int] = []
+    for column, step in enumerate(steps):
+        # A step comes again if it was held, or after a return to an earlier state.
+        is_new = step in round_steps and steps[column - 1 : column] != [step]
+        if is_new and (not ticks or (column - ticks[-1]) * (most + 1) >= len(steps)):
+            ticks.append(column)
+    return ticks or sorted({0, len(steps) - 1})
+
+
+def _strip(axes: Any, where: np.ndarray, height: float, color: str, label: str) -> None:
     """Marks the columns where something holds, at the upper or lower end of a plot."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], where.astype(int), [0]])))
-    spans = [(start, end - start) for start, end in edges.reshape(-1, 2)]
-    place = {'transform': axes.get_xaxis_transform(), 'clip_on': False}
-    axes.broken_barh(spans, (bottom, 5 / _SERIES), color=color, lw=0.5, **place)
-    axes.set_xlim(0, len(where))
+    if edges.size:
+        place = {'transform': axes.get_xaxis_transform(), 'clip_on': False}
+        ends = edges[::2], edges[1::2]
+        axes.hlines(np.full(len(ends[0]), height), *ends, color=color, lw=5, label=label, **place)
 
 
 def _heat_rows(
@@ -453,27 +440,31 @@ def _heat_rows(
     return names, rows, at
 
 
-def _heat_colors(rows: np.ndarray) -> Tuple[np.ndarray, Tuple[int, int]]:
-    """The colours of ratios, and how many decades they go below the median, and above."""
+def _heat_norm(rows: np.ndarray) -> TwoSlopeNorm:
+    """The places of ratios on the palette, whose middle is the median; in whole decades."""
     found = rows[np.isfinite(rows)]
-    ends = (-found.min(), found.max()) if found.size else (0.0, 0.0)
+    ends = -found.min(initial=0.0), found.max(initial=0.0)
     below, above = (min(max(math.ceil(end - 1e-9), 1), _MOST_DECADES) for end in ends)
-    with np.errstate(invalid='ignore'):  # older versions of NumPy warn of a NaN
-        places = np.clip(np.where(rows < 0, rows / below, rows / above), -1, 1)
-    colors = _PALETTE((places + 1) / 2, bytes=True)
-    colors[np.isnan(rows)] = (*BAD, 255)
-    return colors, (below, above)
+    return TwoSlopeNorm(0, -below, above)
 
 
-def _draw_colors(figure: Figure, left: float, top: float, ends: Tuple[int, int]) -> None:
-    """Draws the legend of a heat map's colours."""
-    axes = _axes(figure, left, top, 150, 10)
-    place = {'extent': (0, 2, 0, 1), 'aspect': 'auto'}
-    axes.imshow(_PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis], **place)
-    axes.set(xticks=(0, 1, 2), yticks=[])
-    axes.set_xticklabels(['%g' % 10.0 ** -ends[0], '1', '%g' % 10.0 ** ends[1]])
-    for line, said in enumerate(('norm by the', 'median of its row')):
-        _write(figure, left - 24, top - 3 + 15 * line, said, ha='right', color=_SOFT)
+def _draw_heat(plots: List[Any], rows: np.ndarray, names: List[str], width: int) -> None:
+    """Draws a heat map of ratios into the last plot, and below it what the colours mean."""
+    axes, norm = plots[-1], _heat_norm(rows)
+    shown = np.ma.masked_where(np.isnan(rows), np.clip(rows, norm.vmin, norm.vmax))
+    place = {'extent': (0, rows.shape[1], len(rows), 0), 'aspect': 'auto'}
+    image = axes.imshow(shown, cmap=_PALETTE, norm=norm, interpolation='none', **place)
+    axes.set_title('norm of each gradient', loc='left')
+    axes.set(yticks=np.arange(len(rows)) + 0.5, yticklabels=names)
+    axes.tick_params(axis='y', labelsize=11, labelcolor=_INK)
+    axes.spines['bottom'].set_visible(False)
+    place = {'location': 'bottom', 'shrink': 0.25 if width == WIDE else 0.8, 'anchor': (0, 1)}
+    bar = axes.figure.colorbar(
+        image, ax=plots, aspect=16, pad=0.02, ticks=(norm.vmin, 0, norm.vmax), **place
+    )
+    bar.ax.set_xticklabels(['%g' % 10.0**tick for tick in (norm.vmin, 0, norm.vmax)])
+    bar.ax.set_xlabel('norm / median of its row', loc='left')
+    bar.outline.set_visible(False)
 
 
 # The samples.
@@ -484,15 +475,19 @@ def samples_chart(sheet: Sheet) -> Chart:
 
     def draw(width: int) -> Figure:
         columns = 8 if width == WIDE else 4
-        cell = width / columns
+        count = -(-len(sheet.samples) // columns)
         height, across = sheet.samples[0].pixels.shape[:2]
-        size = cell - 12, (cell - 12) * min(2.0, height / across)
         lines = max(len(samples.said(sample)) for sample in sheet.samples)
-        down = size[1] + 18 + 14 * lines
-        figure = _figure(width, -(-len(sheet.samples) // columns) * down)
-        for number, sample in enumerate(sheet.samples):
-            left, top = number % columns * cell + 3, number // columns * down + 3
-            axes = _axes(figure, left, top, *size)
+        side, words = width / columns - 12, 14 * lines + 18
+        down = side * min(2.0, height / across)
+        whole = count * (down + words)
+        place = {'left': 3 / width, 'right': 1 - 9 / width, 'wspace': 12 / side}
+        place.update(top=1 - 3 / whole, bottom=(words - 3) / whole, hspace=words / down)
+        figure = _figure(width, whole)
+        grid = figure.subplots(count, columns, squeeze=False, gridspec_kw=place).ravel()
+        for axes in grid[len(sheet.samples) :]:
+            axes.remove()
+        for axes, sample in zip(grid, sheet.samples):
             axes.imshow(sample.pixels, interpolation='none', aspect='auto')
             axes.set(xticks=[], yticks=[], autoscale_on=False)
             is_bad = bool(sample.bad or sample.suspect)
@@ -505,8 +500,7 @@ def samples_chart(sheet: Sheet) -> Chart:
                     look = {'facecolor': 'none', 'edgecolor': color, 'lw': lw, 'zorder': 3}
                     axes.scatter(x, y, 100, clip_on=False, **look)
             look = {'color': _BAD, 'weight': 'bold'} if is_bad else {'color': _SOFT}
-            for line, said in enumerate(samples.said(sample)):
-                _write(figure, left, top + size[1] + 5 + 14 * line, said, size=11, **look)
+            axes.set_xlabel('\n'.join(samples.said(sample)), loc='left', size=11, **look)
         return figure
 
     bad = sum(bool(sample.bad) for sample in sheet.samples)

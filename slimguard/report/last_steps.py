@@ -5,12 +5,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from slimguard.report.loss_history import Curve, curve_of
-
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
 _FAR = 2.0  # orders of magnitude above the median: no usual step is so far above it
 _MOST_CALM = 4  # the largest number of usual steps between two steps of one explosion
-GLOBAL_STEP = 'global step'  # the unit of the steps, if the graph has a global step
 
 
 class LastSteps(NamedTuple):
@@ -50,7 +47,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     has_numbers = None not in step
     return LastSteps(
         step=list(map(int, step)) if has_numbers else list(range(1 - count, 1)),
-        axis=GLOBAL_STEP if has_numbers else 'steps before the last one',
+        axis='global step' if has_numbers else 'steps before the last one',
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
         learning_rate=_column(last['learning_rate']),
@@ -66,23 +63,11 @@ def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
     return None if set(values) == {None} else np.array(values, float)
 
 
-def heading(steps: LastSteps) -> str:
-    """How many steps there are."""
-    return 'The last %d steps' % len(steps.step) if len(steps.step) > 1 else 'The last step'
-
-
-def curve(steps: LastSteps) -> Optional[Curve]:
-    """The loss over the global step; None if one of them is not known."""
-    if steps.loss is None or steps.axis != GLOBAL_STEP:
-        return None
-    points = np.stack([np.array(steps.step, np.float64), steps.loss], axis=1)
-    tag = 'loss of the last %d steps, to step %d' % (len(points), steps.step[-1])
-    return curve_of(tag, points)
-
-
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
-    """The known numbers of each step, by name: the loss, the gradient norm."""
-    known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm))
+    """The known numbers of each step, by name; the learning rate only if it changes."""
+    rate = steps.learning_rate
+    rate = None if rate is None or (rate == rate[0]).all() else rate
+    known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm), ('learning rate', rate))
     return [(name, values) for name, values in known if values is not None]
 
 
@@ -169,12 +154,8 @@ def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
         since = 'Since the last rollback none' if _last_return(steps) else 'None'
         none = since + ' is above 100 times its median, and all are finite.'
         said += none if begin is None else begin.said
-    rates = [] if steps.learning_rate is None else steps.learning_rate.tolist()
-    rates = [number(rate) for rate in rates if math.isfinite(rate)]
-    if rates and rates[0] == rates[-1]:
-        said += ' The learning rate is %s at the last step.' % rates[-1]
-    elif rates:
-        said += ' The learning rate goes from %s to %s.' % (rates[0], rates[-1])
+    if steps.learning_rate is not None:
+        said += ' The learning rate is %s at the last step.' % number(steps.learning_rate[-1])
     return said.strip()
 
 

@@ -15,6 +15,7 @@ _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
 _MOST_POINTS, _MOST_SEGMENTS = 2000, 100
+LEAST_POINTS = 3  # of fewer no chart is drawn
 _EVENTS = 'events.out.tfevents.'
 
 
@@ -56,12 +57,17 @@ def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
         try:
             _read_file(path, series)
         except Exception as error:  # TensorFlow's, the system's, protobuf's: all end this file only
-            what = str(getattr(error, 'message', error)).partition('\n')[0]
-            troubles.append('%s was read only in part: %s' % (os.path.basename(path), what))
+            told = os.path.basename(path), first_line(error)
+            troubles.append('%s was read only in part: %s' % told)
     if not series:
         return None, troubles
     tag = min(series, key=lambda t: _rank(t, len(series[t])))
     return curve_of(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2)), troubles
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message; its type if it has none."""
+    return str(getattr(error, 'message', error)).partition('\n')[0] or type(error).__name__
 
 
 def has_event_files(logdir: str) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from slimguard.incidents import record_file
 from slimguard.report import last_steps, report_data, samples
 from slimguard.report.cards import IncidentView
+from slimguard.report.loss_history import LEAST_POINTS
 from slimguard.report.report_data import ReportData
 from slimguard.system.texts import cut, visible
 
@@ -60,9 +61,10 @@ def _drawings(
     """
     if it.opened is None or charts is None:
         return
-    if it.opened.steps is not None and not is_alike:
-        chart = charts.last_steps_chart(it.opened.steps)
-        heading = last_steps.heading(it.opened.steps)
+    steps = it.opened.steps
+    if steps is not None and len(steps.step) >= LEAST_POINTS and not is_alike:
+        chart = charts.last_steps_chart(steps)
+        heading = 'The last %d steps' % len(steps.step)
         yield Drawing(heading, '', draw(chart, it.opened.name + '-steps'), chart.said)
     for number, sheet in enumerate(it.opened.sheets):
         drawn = draw(charts.samples_chart(sheet), '%s-batch%d' % (it.opened.name, number))
@@ -151,8 +153,8 @@ def picture(data: ReportData) -> bytes:
     for kind in report_data.kinds_of(data)[:1]:
         it = kind.first
         facts = ['%s: %s %s %s' % fact for fact in it.facts]
-        parts += [_text([it.headline], size=18), _text([kind.count])]
-        parts.append(_text([it.heading, it.more, *facts, it.to_do]))
+        parts += [_text([it.headline], size=18), _text([kind.said])]
+        parts.append(_text([it.heading, it.more, *facts, kind.to_do]))
         for drawing in _drawings(it, lambda chart, name: charts.pixels(chart)):
             parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]
     file = io.BytesIO()

@@ -77,7 +77,11 @@ def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
     except ValueError as error:
         raise ReportError(str(error)) from None
     if output is None:
-        _make_folder(os.path.dirname(default))
+        folder = os.path.dirname(default)
+        try:
+            files.make_dirs(folder)
+        except (OSError, tf.errors.OpError) as error:
+            raise ReportError('%s cannot be made: %s' % (folder, error)) from None
     return logdir, page_path, png_path
 
 
@@ -107,13 +111,6 @@ def _file(path: files.Path, name: str) -> str:
         example = os.path.join(path, 'report.png' if name == 'png' else 'report.html')
         raise ReportError('%s is a directory; expected a file, such as %s' % (path, example))
     return path
-
-
-def _make_folder(folder: str) -> None:
-    try:
-        files.make_dirs(folder)
-    except (OSError, tf.errors.OpError) as error:
-        raise ReportError('%s cannot be made: %s' % (folder, error)) from None
 
 
 def _write(path: str, content: bytes) -> None:

@@ -6,7 +6,7 @@ damaged bundle by a sentence, and runs nothing.
 
 import datetime
 import os
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import NOT_EXAMINED, by_kind, not_examined
-from slimguard.report import last_steps, loss_history
+from slimguard.report import loss_history
 from slimguard.report.cards import (
     ACTIONS,
     IncidentView,
@@ -24,29 +24,27 @@ from slimguard.report.cards import (
     incident_of,
     opened_of,
 )
-from slimguard.report.loss_history import Curve
+from slimguard.report.loss_history import LEAST_POINTS, Curve
 from slimguard.system import files
 
 # The most bundles and samples that a page shows: it must open on a phone, and a sample takes up to
 # 100 kB, twice.
 _MOST_BUNDLES, _MOST_SAMPLES = 20, 40
 _MOST_NOTES, _MOST_KINDS = 20, 20
-_FEW_POINTS = 10  # a curve of fewer shows little
 _ENDED = ('raise', 'stop', 'error')
 NO_SUMMARY = (
     'No scalar in the event files here looks like a loss. Add tf.compat.v1.summary.scalar('
-    "'total_loss', total_loss) to the graph, and the next report shows all of the training. "
+    "'total_loss', total_loss) to the graph, and the next report shows all of the training."
 )
 NO_EVENT_FILES = (
     'There are no event files here, so this page does not have the loss of all of the training. '
     "Add summary = tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph. slim's loop "
     'and a MonitoredTrainingSession write it to event files by themselves; a plain loop needs '
     'writer = tf.compat.v1.summary.FileWriter(logdir), and at each step '
-    '_, text = session.run([train_op, summary]) and writer.add_summary(text, step). '
+    '_, text = session.run([train_op, summary]) and writer.add_summary(text, step).'
 )
-IN_THE_CARD = 'For the loss of the last steps, see the chart above.'
-OF_LAST_STEPS = 'This is the loss of the last steps that were kept before an incident. '
 TOO_FEW_POINTS = 'There are too few points for a curve.'
+IN_THE_CARDS = 'The charts of the incidents have the loss of the last steps before each.'
 
 
 class ReportData(NamedTuple):
@@ -101,7 +99,7 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
     try:
         paths = bundle.paths(logdir)
     except Exception as error:
-        return [], ['The bundles cannot be listed: %s' % _first_line(error)]
+        return [], ['The bundles cannot be listed: %s' % loss_history.first_line(error)]
     shown, views, notes = paths[-_MOST_BUNDLES:], [], []
     for path in shown:
         try:
@@ -118,37 +116,23 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
 
 
 def _with_curve(data: ReportData, has_event_files: bool) -> ReportData:
-    """With the loss to draw, and a sentence on it, or ''.
-
-    Where the event files have few points, these are of the last steps before an incident, unless
-    the first card shows all of them.
-    """
-    curve, points, note = data.curve, 0, NO_SUMMARY if has_event_files else NO_EVENT_FILES
-    if curve is not None:
-        points, note = curve.count, ''
-    if points < _FEW_POINTS:
-        best = max(map(_curve_of, data.incidents + data.unrecorded), key=_count_of, default=None)
-        if best is not None and best.count > points:
-            curve, points = best, best.count
-            if points == _count_of(_curve_of(kinds_of(data)[0].first)):
-                return data._replace(curve=None, curve_note=note + IN_THE_CARD)
-            note += OF_LAST_STEPS
-    if curve is not None and curve.bad:
-        said = 'Not finite, and so not in the curve: %d of the %d recorded values. '
-        note += said % (curve.bad, curve.points)
-    if curve is not None and points < 2:
-        curve, note = None, note + TOO_FEW_POINTS
-    return data._replace(curve=curve, curve_note=note.strip())
+    """With a curve that can be drawn, or none, and what there is to say of it."""
+    curve, notes = data.curve, []
+    if curve is None:
+        notes.append(NO_SUMMARY if has_event_files else NO_EVENT_FILES)
+    elif curve.bad:
+        said = 'Not finite, and so not in the curve: %d of the %d recorded values.'
+        notes.append(said % (curve.bad, curve.points))
+    if curve is not None and curve.count < LEAST_POINTS:
+        curve = None
+        notes.append(TOO_FEW_POINTS)
+    if curve is None and any(it.opened and it.opened.steps for it in _all(data)):
+        notes.append(IN_THE_CARDS)
+    return data._replace(curve=curve, curve_note=' '.join(notes))
 
 
-def _curve_of(it: IncidentView) -> Optional[Curve]:
-    """The loss of the last steps before an incident; None if it is not known."""
-    steps = None if it.opened is None else it.opened.steps
-    return None if steps is None else last_steps.curve(steps)
-
-
-def _count_of(curve: Optional[Curve]) -> int:
-    return 0 if curve is None else curve.count
+def _all(data: ReportData) -> List[IncidentView]:
+    return data.incidents + data.unrecorded
 
 
 def _with_record(data: ReportData, logdir: str) -> ReportData:
@@ -157,7 +141,7 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
     except FileNotFoundError:
         return data._replace(has_record=False)
     except Exception as error:  # a damaged record must not cost the rest of the page
-        return data._replace(broken=_first_line(error))
+        return data._replace(broken=loss_history.first_line(error))
     if record.is_foreign:
         count = record.unreadable
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
@@ -172,23 +156,17 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
     return data._replace(incidents=views, unrecorded=others, notes=data.notes + record.notes)
 
 
-def _first_line(error: Exception) -> str:
-    what = str(getattr(error, 'message', error)).partition('\n')[0]
-    return what or type(error).__name__
-
-
 # In a sentence or two.
 
 
 def summary(data: ReportData) -> str:
     """The report in a sentence or two."""
-    readable = sum(it.opened is not None for it in data.incidents + data.unrecorded)
-    if not readable:
+    readable, count = sum(it.opened is not None for it in _all(data)), len(_all(data))
+    if not readable or not data.incidents:
         return told(data)
-    kept = '%d of them are' % readable if readable > 1 else 'One of them is'
-    if len(data.incidents) == 1:  # its bundle, or another's
-        kept = 'Its step is' if data.incidents[0].opened else kept
-    return '%s %s kept, to be run again.' % (told(data), kept)
+    some = '%d of them are' % readable if readable > 1 else 'One of them is'
+    every = 'They are' if count > 1 else 'Its step is'
+    return '%s %s kept, to be run again.' % (told(data), every if readable == count else some)
 
 
 def told(data: ReportData) -> str:
@@ -201,24 +179,14 @@ def told(data: ReportData) -> str:
         return 'No incident is on record.'
     one = len(data.incidents) == 1
     head = 'One incident' if one else '%d incidents' % len(data.incidents)
-    return '%s: %s.' % (head, _done(data.incidents, _DONE))
+    return '%s: %s.' % (head, _done(data.incidents))
 
 
-def _done(incidents: Sequence[IncidentView], names: Dict[str, str]) -> str:
+def _done(incidents: Sequence[IncidentView]) -> str:
     """How often each action was taken, in words."""
-    counts = [(action, sum(i.kind == action for i in incidents)) for action in ACTIONS]
-    return ', '.join('%d %s' % (n, names.get(action, action)) for action, n in counts if n)
-
-
-_DONE = {
-    'raise': 'raised',
-    'stop': 'stopped the training',
-    'rollback': 'rolled back',
-    'skip': 'skipped',
-    'save refused': 'kept out of a checkpoint',
-    'on_nan_loss': 'left to the user',
-    'not said': 'with no word on what was done',
-}
+    counts = [(said, sum(i.kind == kind for i in incidents)) for kind, said in ACTIONS.items()]
+    one = len(incidents) == 1
+    return ', '.join(said if one else '%d %s' % (n, said) for said, n in counts if n)
 
 
 # The kinds of incidents. Incidents are of one kind if their causes differ in numbers only.
@@ -228,13 +196,15 @@ class Kind(NamedTuple):
     """Incidents of one kind.
 
     Attributes:
-      count: how many there are, at which steps, the actions, and which one is shown in full; '' for
+      said: how many there are, at which steps, the actions, and which one is shown in full; '' for
         one examined incident that did not end the training.
+      to_do: what to do; '' if it is not known.
       first: the most important incident.
       alike: the others that have a bundle.
     """
 
-    count: str
+    said: str
+    to_do: str
     first: IncidentView
     alike: List[IncidentView]
 
@@ -244,37 +214,43 @@ def kinds_of(data: ReportData) -> List[Kind]:
 
     In each of these parts the largest kind is the first.
     """
-    kinds = by_kind(data.incidents + data.unrecorded)
-    ended = [i for i in data.incidents if i.action in _ENDED][-1:]
-    by_size = sorted(kinds, key=len, reverse=True)
-    by_size.sort(key=lambda members: not any(it.diagnosis for it in members))
-    by_size.sort(key=lambda members: not any(it in ended for it in members))
-    return [_kind_of(members, ended, data) for members in by_size[:_MOST_KINDS]]
+    ended = next((i for i in reversed(data.incidents) if i.action in _ENDED), None)
+
+    def order(members: List[IncidentView]) -> Tuple[bool, bool, int]:
+        is_end = any(it is ended for it in members)
+        return not is_end, not any(it.diagnosis for it in members), -len(members)
+
+    kinds: List[Kind] = []
+    for members in sorted(by_kind(_all(data)), key=order)[:_MOST_KINDS]:
+        kept = [it for it in members if it.opened is not None]
+        is_end = any(it is ended for it in members)
+        first = ended if ended is not None and is_end else (kept or members)[0]
+        to_do = first.to_do
+        if to_do and any(to_do == kind.first.to_do for kind in kinds):
+            to_do = 'The same as above.'
+        alike = [it for it in kept if it is not first]
+        kinds.append(Kind(_said(members, first, is_end, data), to_do, first, alike))
+    return kinds
 
 
-def _kind_of(members: List[IncidentView], ended: List[IncidentView], data: ReportData) -> Kind:
-    kept = [it for it in members if it.opened is not None]
-    lead = next((it for it in members if it in ended), None)
-    first = lead or (kept or members)[0]
-    said = _count(members)
-    if not any(it.diagnosis for it in members):
-        said.append('not examined')
-    if lead is not None:
-        is_last = lead.number == data.incidents[-1].number
-        what = 'the training' if is_last else 'a run, but not the training'
-        said.append('the one shown ended ' + what)
+def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: ReportData) -> str:
+    told = []
+    if len(members) > 1:
+        steps = sorted({i.step for i in members if i.step is not None})
+        where = ' at step %d' if len(steps) == 1 else ', steps %d to %d'
+        where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
+        told.append('%d incidents of this kind%s: %s' % (len(members), where, _done(members)))
+    left_out = not_examined(members)
+    if left_out:
+        told.append(NOT_EXAMINED % left_out)
+    elif not any(it.diagnosis for it in members):
+        told.append('the cause was not looked for')
+    which = 'it' if len(members) == 1 else 'the one shown'
+    if is_end and first is data.incidents[-1]:
+        told.append(which + ' ended the training')
+    elif is_end:
+        told.append(which + ' ended a run, and another followed')
     elif len(members) > 1:
         which = 'the first' if first is members[0] else 'the first that was kept'
-        said.append(which + ' is shown')
-    return Kind(begun('; '.join(said)), first, [it for it in kept if it is not first])
-
-
-def _count(incidents: Sequence[IncidentView]) -> List[str]:
-    told = []
-    if len(incidents) > 1:
-        steps = sorted({i.step for i in incidents if i.step is not None})
-        where = ', step %d' if len(steps) == 1 else ', steps %d to %d'
-        where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
-        told.append('%d alike%s: %s' % (len(incidents), where, _done(incidents, {})))
-    left_out = not_examined(incidents)
-    return told + ([NOT_EXAMINED % left_out] if left_out else [])
+        told.append(which + ' is shown')
+    return begun('; '.join(told)) + '.' * bool(told)

@@ -1,7 +1,7 @@
 """The samples of a batch: as images, where they look like images, else in numbers."""
 
-import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from types import MappingProxyType
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -55,26 +55,24 @@ class Sheet(NamedTuple):
 
 def sheets(
     values: Dict[str, np.ndarray],
-    suspects: Sequence[int] = (),
-    rows: int = 0,
+    bad_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     most: int = 16,
 ) -> List[Sheet]:
     """The arrays that look like images.
 
     Args:
       values: arrays by Tensor names.
-      suspects: the rows of the batch that made a later tensor bad.
-      rows: the batch size that `suspects` refers to; arrays of another length have no suspects.
+      bad_rows: the rows that made a later tensor bad, by Tensor names.
       most: the most samples to show, of all arrays; each shows one at least, bad ones first.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
-    found = []
-    for name, images in views:
-        chosen = set(suspects) if len(images) == rows else set()
-        fitting = max(1, most // len(views))
-        found.append(_sheet(name, values[name], images, chosen, fitting))
-    return found
+    fitting = max(1, most // max(1, len(views)))
+    return [
+        _sheet(name, values[name], images, set(bad_rows.get(name, ())), fitting)
+        for name, images in views
+        if images is not None
+    ]
 
 
 def _shrinking(sides) -> int:
@@ -91,6 +89,12 @@ def as_images(value: np.ndarray) -> Optional[np.ndarray]:
         if images.shape[3] in _CHANNELS and all(_LEAST_SIDE <= s <= _MOST_SIDE for s in sides):
             return images
     return None
+
+
+def is_finite(value: np.ndarray) -> bool:
+    """Whether all numbers of an array are finite."""
+    value = np.asarray(value)
+    return value.dtype.kind in 'iubOSU' or bool(np.isfinite(numbers(value)).all())
 
 
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
@@ -185,56 +189,66 @@ def caption(sheet: Sheet) -> str:
 _MOST_ROWS, _MOST_NUMBERS = 3, 16
 
 
-def in_numbers(
-    values: Dict[str, np.ndarray], bad_rows: Sequence[int] = (), rows: int = 0
-) -> List[Tuple[str, str]]:
-    """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
+class Numbers(NamedTuple):
+    """An array of the batch that holds no images, in numbers.
 
-    Those that are not finite come first, then those of the most numbers. A line has the first
-    numbers of a row: bad rows, beside a good one; without bad rows, two rows.
+    Attributes:
+      name: the Tensor's name.
+      outline: its dtype and shape, and how many of its rows are shown.
+      lines: the first numbers of some rows, each in a line: bad rows, beside a good one; without
+        bad rows, the first two.
+      is_at_fault: whether it is not finite, or made a later tensor bad.
+    """
+
+    name: str
+    outline: str
+    lines: str
+    is_at_fault: bool
+
+
+def in_numbers(
+    values: Dict[str, np.ndarray],
+    bad_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    suspects: Sequence[str] = (),
+) -> List[Numbers]:
+    """The arrays that are no images. Those at fault come first, then those of the most numbers.
 
     Args:
-      values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
-      bad_rows: the rows of the batch at fault. Rows that are not finite are bad as well.
-      rows: the batch size that `bad_rows` refers to.
+      values: arrays by Tensor names; those that hold no numbers are left out.
+      bad_rows: the rows at fault, by Tensor names. Rows that are not finite are bad as well.
+      suspects: the names of the arrays that made a later tensor bad.
     """
-    told = []
+    found = []
     for name, value in values.items():
         value = np.asarray(value)
-        if not value.ndim or not value.size or value.dtype.kind in 'OSU':
+        if not value.size or value.dtype.kind in 'OSU' or as_images(value) is not None:
             continue
-        if as_images(value) is None:
-            is_finite = value.dtype.kind in 'iub' or bool(np.isfinite(numbers(value)).all())
-            bad = {r for r in bad_rows if 0 <= r < len(value) == rows}
-            told.append(((is_finite, -value.size), name, value, bad))
-    told.sort(key=lambda each: each[0])
-    return [
-        ('%s, %s%s' % (name, value.dtype, list(value.shape)), '\n'.join(_lines(value, bad)))
-        for _, name, value, bad in told[:_MOST_SHEETS]
-    ]
+        lines = _lines(value, set(bad_rows.get(name, ())))
+        outline = '%s%s' % (value.dtype, list(value.shape) if value.ndim else ', a scalar')
+        if value.ndim and len(lines) < len(value) and lines[0].startswith('row'):
+            outline += ', %d of %d rows' % (len(lines), len(value))
+        is_at_fault = not is_finite(value) or name in suspects
+        order = is_finite(value), not is_at_fault, -value.size
+        found.append((order, Numbers(name, outline, '\n'.join(lines), is_at_fault)))
+    return [shown for _, shown in sorted(found, key=lambda each: each[0])][:_MOST_SHEETS]
 
 
 def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
     is_float = value.dtype.kind not in 'iub'
+    form = '%.4g' if is_float else '%d'
+    if not value.ndim:
+        return [form % numbers(value)]
     flat = value.reshape(len(value), -1)
+    if value.size > 1 and bool((numbers(value) == numbers(flat)[0, 0]).all()):
+        return ['all %d numbers are %s' % (value.size, form % numbers(flat)[0, 0])]
     if is_float:
         bad = bad | set(np.flatnonzero(~np.isfinite(numbers(flat)).all(axis=1)).tolist())
-    sizes = np.abs(numbers(flat)).max(axis=1, initial=0)
     good = [row for row in range(min(len(value), len(bad) + 2)) if row not in bad]
     lines = []
     for row in sorted(bad)[:_MOST_ROWS] + good[: 1 if bad else 2]:
         shown = numbers(flat[row]) if is_float else flat[row]
-        form = '%.4g' if is_float else '%d'
         said = ' '.join(form % number for number in shown[:_MOST_NUMBERS].tolist())
         more = ' \N{HORIZONTAL ELLIPSIS}' if len(shown) > _MOST_NUMBERS else ''
-        which = ', bad' + _far_above(sizes, row) if row in bad else ', good' if bad else ''
+        which = ', bad' if row in bad else ', good' if bad else ''
         lines.append('row %d%s: %s%s' % (row, which, said, more))
     return lines
-
-
-def _far_above(sizes: np.ndarray, row: int) -> str:
-    """How much larger a row is than every other, in words; '' if it is not far larger."""
-    others = float(np.delete(sizes, row).max(initial=0))
-    ratio = float(sizes[row]) / others if others else 0.0
-    far = 100 <= ratio < math.inf
-    return ' (its largest number is %.2g times as large as any other)' % ratio if far else ''

@@ -31,23 +31,26 @@ def bundle_of(name, step=1, text='in the forward pass: it was', rows=(2,)):
 
 def first_of(*said, **kwargs):
     kind = report_data.kinds_of(data_of(*said, **kwargs))[0]
-    return kind.count.rpartition('; ')[2], kind.first.heading
+    return kind.said.rpartition('; ')[2], kind.first.heading
 
 
 @pytest.mark.parametrize('end', ['raise', 'stop', 'error'])
 def test_it_opens_with_what_ended_the_training(end):
     said = [(1, 'skip', NAN), (2, 'rollback', NAN), (3, end, 'loss 7 is above max_loss: x')]
-    assert first_of(*said) == ('the one shown ended the training', 'Step 3')
+    assert first_of(*said) == ('it ended the training.', 'Incident 3, step 3')
     assert first_of(*said, (4, 'skip', NAN)) == (
-        'the one shown ended a run, but not the training',
-        'Step 3',
+        'it ended a run, and another followed.',
+        'Incident 3, step 3',
     )
 
 
 def test_or_with_the_first_of_the_kind_of_most_incidents():
     said = [(1, 'skip', 'other'), (2, 'skip', NAN), (3, 'rollback', NAN)]
-    assert first_of(*said) == ('the first is shown', 'Step 2')
-    assert first_of((5, 'skip', NAN)) == ('Not examined', 'Step 5')
+    assert first_of(*said) == ('the first is shown.', 'Incident 2, step 2')
+    assert first_of((5, 'skip', NAN)) == (
+        'The cause was not looked for.',
+        'Incident 1, step 5',
+    )
 
 
 def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
@@ -55,7 +58,7 @@ def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
     found = dataclasses.replace(data.incidents[0], diagnosis='in the forward pass: log of 0')
     data.incidents[0] = found
     first, second = report_data.kinds_of(data)
-    assert (first.first.heading, second.count[:7]) == ('Step 1', '2 alike')
+    assert (first.first.step, second.said[:11]) == (1, '2 incidents')
 
 
 def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
@@ -65,9 +68,11 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     data = data_of(*said, bundles=bundles, diagnosis=diagnosis)
     (kind,) = report_data.kinds_of(data)
     assert kind.first.headline == 'In the forward pass: it was.'
-    assert kind.first.heading == 'Step 6'
-    assert kind.count == '8 alike, steps 1 to 8: 8 skip; the first that was kept is shown'
-    assert [it.heading for it in kind.alike] == ['Step 7']
+    assert kind.first.step == 6
+    assert kind.said == (
+        '8 incidents of this kind, steps 1 to 8: 8 skipped; the first that was kept is shown.'
+    )
+    assert [it.step for it in kind.alike] == [7]
     assert page.render(data).count('What to do') == 1
 
 
@@ -79,8 +84,9 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
         'not finite: gradient of conv2/weights',
     ]
     kinds = report_data.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]))
-    alike = '2 alike, steps 0 to 2: 2 skip; not examined; the first is shown'
-    assert [kind.count for kind in kinds] == [alike, 'Not examined', 'Not examined']
+    none = 'he cause was not looked for'
+    alike = '2 incidents of this kind, steps 0 to 2: 2 skipped; t%s; the first is shown.' % none
+    assert [kind.said for kind in kinds] == [alike, 'T%s.' % none, 'T%s.' % none]
     assert kinds[0].first.headline == 'In' + causes[0][2:]
 
 
@@ -88,7 +94,7 @@ def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
     said = [(1, 'skip', NAN, 'incident-1'), (2, 'skip', 'other', 'incident-2'), (3, 'raise', NAN)]
     bundles = [bundle_of('incident-1', text=''), bundle_of('incident-2', text='')]
     first, other = report_data.kinds_of(data_of(*said, bundles=bundles))
-    assert (first.first.heading, first.first.opened) == ('Step 3', None)
+    assert (first.first.step, first.first.opened) == (3, None)
     assert [it.opened.name for it in first.alike] == ['incident-1']
     assert other.first.opened.name == 'incident-2'
 
@@ -152,7 +158,7 @@ def test_the_page_is_in_the_order_of_what_matters():
     shown = page.render(data_of(*said, bundles=bundles))
     order = [shown.index(it) for it in ('id="incident-2"', '>Loss<', 'id="incident-1"', '<table')]
     assert order == sorted(order)
-    assert [a['href'] for a in Seen(shown).of('a')].count('#incident-1') == 3  # marks, and a row
+    assert [a['href'] for a in Seen(shown).of('a')].count('#incident-1') == 1  # a row
 
 
 def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
@@ -170,36 +176,46 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
     # An op that only shows that the training had exploded is not what to mend.
     assert 'a smaller learning rate' in pages[2] and 'tf.minimum' not in pages[2]
     replay = "python -m slimguard replay '/a b/slimguard/incident-1'"
-    said = '<pre class="command">%s\n%s --without 2</pre>' % (replay, replay)
+    said = '<pre class="command">%s</pre>\n<pre class="command">%s --without 2</pre>\n'
+    said = said % (replay, replay)
     assert said.replace("'", '&#39;') in pages[0]
 
 
-@pytest.mark.parametrize('has_images', [True, False])
-def test_the_numbers_of_a_label_are_folded_beside_the_images_it_is_of(has_images):
+@pytest.mark.parametrize('is_known', [True, False])
+def test_only_the_numbers_that_are_at_fault_are_open(is_known):
     it = bundle_of('incident-1')
-    drawn = {'x:0': np.zeros([4, 8, 8, 1])} if has_images else {}
-    batch = samples.in_numbers(dict(drawn, **{'label:0': np.arange(4)}))
-    opened = it.opened._replace(batch=batch, sheets=samples.sheets(drawn))
-    it = dataclasses.replace(it, opened=opened)
+    drawn = {'x:0': np.arange(8).reshape([4, 2]), 'w:0': np.zeros([4])}
+    batch = samples.in_numbers(drawn, suspects=['w:0'] if is_known else [])
+    it = dataclasses.replace(it, opened=it.opened._replace(batch=batch))
     shown = page.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=[it]))
-    assert 'row 1: 1' in shown and ('<details open>' in shown) != has_images
+    assert 'row 1: 2 3' in shown and 'all 4 numbers are 0' in shown
+    assert shown.count('<details open>') == is_known
+    assert not is_known or shown.index('w:0') < shown.index('x:0')
 
 
 def test_what_is_kept_is_said_of_one_incident_and_of_some():
     one, two = (1, 'skip', NAN, 'incident-1'), (2, 'raise', NAN)
     bundles = [bundle_of('incident-1')]
     said = [report_data.summary(data_of(*it, bundles=bundles)) for it in ([one], [one, two])]
-    assert said[0] == 'One incident: 1 skipped. Its step is kept, to be run again.'
-    assert said[1].endswith('1 raised, 1 skipped. One of them is kept, to be run again.')
+    assert said[0] == 'One incident: skipped. Its step is kept, to be run again.'
+    assert said[1].endswith('1 raised an error, 1 skipped. One of them is kept, to be run again.')
 
 
 @pytest.mark.parametrize('at', [500, 3, 998, None])
 def test_the_ranges_are_those_before_and_after_the_tensor_at_fault(at):
     found = dict(dtype='float32', shape=[2], min=0.0, max=1.0, nan=0, inf=0)
-    rows = [dict(tensor='x%d:0' % n, range=found) for n in range(1000)]
-    shown = cards._ranges_of({'ranges': rows, 'tensor': at and 'x%d:0' % at})
-    assert len(shown) == 40 and [it.begins for it in shown].count(True) == (at is not None)
-    assert str(shown[0].range) == 'float32[2], from 0 to 1'
+    rows = [dict(tensor='x%d:0' % n, range=found, phase='forward') for n in range(1000)]
+    said = {'ranges': rows, 'tensor': at and 'x%d:0' % at}
+    opened = cards._with_ranges(cards.Opened('x'), said)
+    shown = opened.ranges
+    # The one where it began is the first.
+    assert [it.begins for it in shown] == [at is not None] + [False] * 39
+    numbers = [int(it.tensor[1:-2]) for it in shown]
+    assert at in (None, numbers[0]) and sorted(numbers) == list(
+        range(min(numbers), max(numbers) + 1)
+    )
+    assert shown[0].range == 'float32[2], from 0 to 1'
+    assert '40 of 1000 tensors' in opened.ranges_note
 
 
 def test_the_facts_are_the_lines_of_the_diagnosis():
@@ -221,6 +237,6 @@ def test_the_facts_are_the_lines_of_the_diagnosis():
         ('Your line', '/x/train.py:92, in features', '', 'y = x[1:2]'),
         ('Input', 'c:0 (lr)', 'float32[6, 4], from 0 to 1: 0 at [2, 1]', ''),
         ('Value', '', 'float32[6], 1 of 6 Inf', ''),
-        ('Not finite', '[2] = -inf and 3 more', '', ''),
+        ('Not finite', '', '-inf at [2] and 3 more', ''),
         ('Note', '', 'not all of it was examined: why', ''),
     ]

@@ -60,7 +60,7 @@ EXTREMES = [
 @pytest.mark.parametrize('losses', EXTREMES, ids=str)
 def test_losses_and_steps_of_any_size_have_a_place(losses, first):
     for root in drawn(loss_chart(losses, [0, 10**15 - 1], first)):
-        assert any('skip (2)' in (it.text or '') for it in root.iter('text'))
+        assert any('skipped (2)' in (it.text or '') for it in root.iter('text'))
 
 
 def test_a_mark_leads_to_its_incident_and_one_for_many_to_the_first():
@@ -68,9 +68,9 @@ def test_a_mark_leads_to_its_incident_and_one_for_many_to_the_first():
     for root in drawn(chart):
         links = {a.attrib['href']: a for a in root.iter('a')}
         assert list(links) == ['#row-1', '#row-4', '#row-5', '#row-6']
-        assert links['#row-1'].attrib['aria-label'] == 'steps 0 to 44: 3 incidents, skip'
-        assert links['#row-5'].find('title').text == 'step 500, skip: ' + HOSTILE
-        assert any(HOSTILE[:60] in (it.text or '') for it in root.iter('text'))
+        assert links['#row-1'].attrib['aria-label'] == 'steps 0 to 44: 3 incidents, skipped'
+        assert links['#row-5'].find('title').text == 'step 500, skipped: ' + HOSTILE
+        assert any(HOSTILE[:30] in (it.text or '') for it in root.iter('text'))
 
 
 def test_thousands_of_incidents_are_few_marks():
@@ -151,7 +151,11 @@ def heat_of(norms):
     ratios = last_steps.ratios_of(steps.norms)
     begin = last_steps.beginning_of(steps, ratios)
     names, rows, begins = charts._heat_rows(steps, ratios, begin)
-    return charts._heat_colors(rows)[0][..., :3], names, begins
+    with charts._style():
+        figure, plots = charts._plots(charts.WIDE, [20], 0)
+        charts._draw_heat(plots, rows, ['x'] * len(rows), charts.WIDE)
+    (image,) = plots[0].images
+    return image.to_rgba(image.get_array(), bytes=True)[..., :3], names, begins
 
 
 def test_the_colours_are_by_the_median_of_each_row_and_not_by_its_size():
@@ -175,6 +179,21 @@ def test_every_gradient_has_a_name_beside_it_or_is_counted(gradients, lines):
     assert tuple(shown[-1, 3]) == (96, 24, 6)
     assert begins == lines - 1
     assert names[-1][0] == 'layer%d/weights' % (gradients - 1)
+
+
+@pytest.mark.parametrize(
+    'steps, ticks',
+    [
+        (range(1, 106), [20, 40, 60, 80, 100]),
+        ([*range(7), 6, 6, 7, 8], [0, 2, 4, 6, 8]),  # steps that were held come again
+        ([*range(30), *range(20, 31)], [0, 10, 20, 20, 30]),  # a rollback
+        ([1, 12, 23], [1, 23]),
+        (range(-199, 1), [-150, -100, -50, 0]),
+        ([4] * 9, [4]),
+    ],
+)
+def test_the_ticks_of_the_last_steps_are_round(steps, ticks):
+    assert [list(steps)[at] for at in charts._step_ticks(list(steps), 7)] == ticks
 
 
 @pytest.mark.parametrize('side, rings', [(8, 0), (40, 4)])

@@ -42,32 +42,39 @@ def test_bad_pixels_are_marked_and_bad_samples_are_always_shown():
 
 def test_a_sample_that_fails_later_on_is_a_suspect_only_if_the_batch_is_its_own():
     value = {'x:0': batch(rows=6), 'other:0': batch(rows=5)}
-    found = samples.sheets(value, suspects=[2], rows=6)
+    found = samples.sheets(value, {'x:0': [2]})
     assert [[s.row for s in sheet.samples if s.suspect] for sheet in found] == [[2], []]
+
+
+def lines_of(*args):
+    return {it.name: it.lines for it in samples.in_numbers(*args)}
 
 
 def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one():
     value = np.tile(np.arange(20, dtype=np.float32), [8, 1])
     labels = np.arange(8, dtype=np.int64)
     drawn = {'x:0': value, 'y:0': labels, 'name:0': np.array(['a'] * 8), 'image:0': batch(rows=8)}
-    # The first is open on the page: not the labels, unless they are what is not finite.
-    names = [name for name, _ in samples.in_numbers(dict(reversed(list(drawn.items()))))]
-    assert names == ['x:0, float32[8, 20]', 'y:0, int64[8]']
-    bad = {'x:0': value, 'z:0': np.full([8], np.nan)}
-    assert [name[:3] for name, _ in samples.in_numbers(bad)] == ['z:0', 'x:0']
-    numbers = dict(samples.in_numbers(drawn))
-    assert numbers['y:0, int64[8]'] == 'row 0: 0\nrow 1: 1'
+    # The first is the largest, unless others are what is not finite.
+    found = samples.in_numbers(dict(reversed(list(drawn.items()))))
+    outlines = 'float32[8, 20], 2 of 8 rows', 'int64[8], 2 of 8 rows'
+    assert [(it.name, it.outline) for it in found] == list(zip(('x:0', 'y:0'), outlines))
+    assert not any(it.is_at_fault for it in found)
+    bad = {'x:0': value, 'z:0': np.float32(np.nan), 'w:0': np.ones([8])}
+    found = samples.in_numbers(bad, suspects=['w:0'])
+    assert [(it.name, it.is_at_fault) for it in found] == [
+        ('z:0', True),
+        ('w:0', True),
+        ('x:0', False),
+    ]
+    assert [it.lines for it in found[:2]] == ['nan', 'all 8 numbers are 1']
+    assert lines_of(drawn)['y:0'] == 'row 0: 0\nrow 1: 1'
     value[5, 3], value[5, 19] = np.nan, np.inf
-    numbers = dict(samples.in_numbers(drawn, [0], 8))
+    numbers = lines_of(drawn, {'x:0': [0], 'y:0': [0]})
     bad = 'row 5, bad: 0 1 2 nan 4 5 6 7 8 9 10 11 12 13 14 15 \N{HORIZONTAL ELLIPSIS}'
-    lines = numbers['x:0, float32[8, 20]'].split('\n')
+    lines = numbers['x:0'].split('\n')
     assert [line[:10] for line in lines] == ['row 0, bad', bad[:10], 'row 1, goo']
     assert lines[1] == bad
-    assert numbers['y:0, int64[8]'] == 'row 0, bad: 0\nrow 1, good: 1'
-    large = np.ones([8, 3])
-    large[5] = 3e4
-    (line, _) = dict(samples.in_numbers({'x:0': large}, [5], 8))['x:0, float64[8, 3]'].split('\n')
-    assert line.startswith('row 5, bad (its largest number is 3e+04 times as large as any other): ')
+    assert numbers['y:0'] == 'row 0, bad: 0\nrow 1, good: 1'
 
 
 def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():

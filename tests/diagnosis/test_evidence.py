@@ -115,8 +115,8 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
     assert [f.is_searched for f in found] == [True, True, False, True, False, False]
     # The first of a kind stays, and what repeats it goes.
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
-    (said,) = [line for line in lines if 'max_bundles allows' in line]
-    assert said.startswith('%s has 2 bundles' % (tmp_path / 'slimguard'))
+    (said,) = [line for line in lines if 'as max_bundles=2 allows' in line]
+    assert said.startswith('%s has as many bundles ' % (tmp_path / 'slimguard'))
     with tf.Graph().as_default():  # as a restart
         (again,) = train(str(tmp_path), [0], max_bundles=2, reasons=['other'])
     assert bundle.paths(str(tmp_path)) == [found[3].bundle, again.bundle]

@@ -15,8 +15,9 @@ from slimguard import compat
 from slimguard.command import arguments as values
 from slimguard.command import parser as parsers
 from slimguard.command import records, resumption
-from slimguard.command.documents import print_document
-from slimguard.system import terminal
+from slimguard.command.documents import print_document, refuse
+from slimguard.incidents import record_file
+from slimguard.system import files, terminal
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -122,8 +123,11 @@ def _replay(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     values.require_logdir(options.folder)
     values.require_tensorflow(besides=_INCIDENTS_NEEDS_NONE % shlex.quote(options.folder))
+    from slimguard.diagnosis import bundle
     from slimguard.report import report
 
+    if not files.exists(record_file.path_in(options.folder)) and not bundle.paths(options.folder):
+        refuse(record_file.NO_RECORD % options.folder, exit_code=records.NO_RECORD_CODE)
     sys.exit(report.main(options.folder, options.output, options.png, options.open))
 
 

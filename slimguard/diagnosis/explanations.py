@@ -51,7 +51,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         outside = [t for t in others if step.is_fed(t) and is_from_outside(step.type_of(t.op))]
         return _explain_source(told, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
-        return _explain_variable(told, tensor)
+        trouble = '%s was already not finite before this step' % _name_of(step, tensor)
+        return told._replace(phase=Phase.VARIABLE, trouble=trouble)
     if op.type == 'Const':
         return told._replace(phase=Phase.CONSTANT, trouble='the graph itself holds it')
     told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
@@ -62,16 +63,16 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     cause = causes.explain(
         causes.Culprit(
             op_type=step.type_of(op),
-            forward_type='' if forward is None else step.type_of(forward),
+            forward_type='' if forward is None else _type_of(step, forward),
             inputs=[values.get(key(t)) for t in inputs],
             output=output,
             dtype=tensor.dtype.base_dtype.name,
-            is_norm=forward is not None and _is_norm(forward),
         )
     )
+    at_fault = map(key, inputs if cause.at is None else [inputs[cause.at]])
+    places = {each: causes.where(cause.broken, values.get(each)) for each in at_fault}
     pairs = zip(told.inputs, given)
-    inputs_at = [i._replace(where=causes.where(cause.broken, values.get(key(t)))) for i, t in pairs]
-    told = told._replace(inputs=tuple(inputs_at))
+    told = told._replace(inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs))
     told, more = with_rows(measured, told, tensor)
     is_chance = cause.is_known and not cause.is_overflow
     far = '' if is_chance or measured.has_exploded else outlier(measured, tensor)
@@ -88,7 +89,14 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
         more += '; it depends on variables alone, and not on the batch'
-    return told._replace(trouble=cause.sentence + more, kind=kind)
+    which = '' if cause.at is None else ', where %s is 0' % _name_of(step, inputs[cause.at])
+    return told._replace(trouble=cause.sentence + which + more, kind=kind)
+
+
+def _name_of(step: Step, tensor: tf.Tensor) -> str:
+    """The name of the variable that a tensor reads, else its own."""
+    variable = graphs.variable_read(tensor)
+    return step.name_of(tensor) if variable is None else variable.name
 
 
 def _inside(step: Step, op: tf.Operation) -> str:
@@ -280,9 +288,7 @@ def _explain_source(
     assert told.output is not None and told.non_finite is not None
     if is_written_value(told.op_type or ''):
         return told._replace(phase=Phase.VARIABLE, trouble=_written(is_given_finite))
-    trouble = _bad_data(told.output, told.non_finite)
-    if told.op_type in graphs.CALLS:
-        trouble += '; it comes out of a function, which cannot be looked into'
+    trouble = _bad_data(told.output, told.non_finite) + _of_function(told)
     if others:
         trouble += '; not finite as well: %s' % texts.listed(others, 3)
     return told._replace(phase=Phase.INPUT, trouble=trouble, kind=policies.BATCH)
@@ -297,11 +303,15 @@ def _explain_computed(
     trouble = '%s returned %s from finite inputs' % (told.op_type, _what(told.output))
     if is_collective(told.op_type or ''):
         trouble += ': those of another process are not, or the sum of all overflowed'
-    if told.op_type in graphs.CALLS:
-        trouble += '; it comes out of a function, which cannot be looked into'
+    trouble += _of_function(told)
     phase = measured.phase_of(given[0].op) if given else Phase.FORWARD
     told, rows = with_rows(measured, told, tensor)
     return told._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
+
+
+def _of_function(told: Diagnosis) -> str:
+    is_call = told.op_type in graphs.CALLS
+    return '; it comes out of a function, which cannot be looked into' if is_call else ''
 
 
 def _written(is_given_finite: bool) -> str:
@@ -322,14 +332,6 @@ def _what(output: Range) -> str:
     return '%s among %d values' % (' and '.join(output.bad), values)
 
 
-def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
-    variable = graphs.variable_read(tensor)
-    name = variable.name if variable is not None else tensor.op.name
-    return told._replace(
-        phase=Phase.VARIABLE, trouble='%s was already not finite before this step' % name
-    )
-
-
 def _op_named(step: Step, name: Optional[str]) -> Optional[tf.Operation]:
     """The op of that name; None if there is none."""
     try:
@@ -344,12 +346,12 @@ def _is_plain(tensor: tf.Tensor) -> bool:
     return graphs.is_float(tensor) or dtype.is_integer or dtype.is_bool
 
 
-def _is_norm(root: tf.Operation) -> bool:
-    """Whether an op is the root of a sum, as a norm is."""
-    given = root.inputs[0].op if root.type == 'Sqrt' else root
+def _type_of(step: Step, op: tf.Operation) -> str:
+    """The type of an op whose gradient is at fault; `causes.NORM` for the root of a sum."""
+    given = op.inputs[0].op if op.type == 'Sqrt' else op
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
-    return given.type == 'Sum'
+    return causes.NORM if given.type == 'Sum' else step.type_of(op)
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from slimguard.diagnosis.bundle import Bundle
-from slimguard.diagnosis.diagnosis import PHASES
+from slimguard.diagnosis.diagnosis import PHASES, Phase
 from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import advice, record_file
 from slimguard.incidents.incident import Incident
@@ -264,7 +264,7 @@ def opened_of(read: Bundle, most: int) -> Opened:
     opened = opened._replace(
         bad_rows=bad,
         batch=samples.in_numbers(drawn, bad_rows, suspects),
-        sheets=samples.sheets(drawn, {} if said.get('phase') == 'input' else bad_rows, most),
+        sheets=samples.sheets(drawn, {} if said.get('phase') == Phase.INPUT else bad_rows, most),
     )
     if all(map(samples.is_finite, drawn.values())):
         opened = opened._replace(batch_note=_batch_note(suspects))
@@ -294,7 +294,11 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
     A later tensor may have another first dimension than the batch: `samples` compares.
     """
     found = said['non_finite']
-    if said['phase'] not in ('input', 'forward', 'backward') or not said['output'] or not found:
+    if (
+        said['phase'] not in (Phase.INPUT, Phase.FORWARD, Phase.BACKWARD)
+        or not said['output']
+        or not found
+    ):
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in found['rows'] if isinstance(row, int)]

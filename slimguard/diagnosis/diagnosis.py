@@ -4,7 +4,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.graph.source_lines import Line
-from slimguard.incidents import policies
+from slimguard.incidents import advice, policies
 from slimguard.system.texts import in_one_line
 
 
@@ -95,6 +95,11 @@ class Diagnosis(NamedTuple):
     ranges: Tuple[Row, ...] = ()
     kind: str = ''
     explosion: str = ''
+
+    @property
+    def shows_ruin(self) -> bool:
+        """Whether the weights were ruined before the step, as the steps before or their size say."""
+        return bool(self.explosion) or advice.LARGE_WEIGHTS in self.trouble
 
     def after(self, explosion: str) -> 'Diagnosis':
         """The diagnosis of a step after what may be an explosion, as `explosion_in` says it.

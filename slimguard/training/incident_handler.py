@@ -184,8 +184,8 @@ class IncidentHandler:
         snapshots = self._recovery.snapshots
         if snapshots.is_wanted or not isinstance(policy, Raise):
             return ''
-        if diagnosis is not None and diagnosis.explosion:
-            return '; ' + IS_RUINED  # the cause says how far the loss has grown
+        if diagnosis is not None and diagnosis.shows_ruin:
+            return '; ' + IS_RUINED  # the cause says how far the loss, or a weight, has grown
         losses = snapshots.losses.ruin(is_last=True)
         return losses and '; ' + IS_RUINED + losses
 

@@ -154,6 +154,14 @@ class TestWhatIsTold:
             assert 'learning rate' not in to_do
         assert 't' + headline[1:-1] in str(caught.value) or rate < 1
 
+    def test_one_update_that_made_the_weights_huge_has_ruined_what_is_saved(self, tmp_path):
+        with LogLines() as lines, pytest.raises(slimguard.NanLossError) as caught:
+            loss = lambda y: tf.reduce_mean(tf.square(y - 1))  # noqa: E731
+            self.train(loss, [GOOD] * 2, [1e25] * 2, on_nan='raise', logdir=tmp_path)
+        assert advice.LARGE_WEIGHTS in str(caught.value)
+        (*_, last) = lines
+        assert last.endswith('; its weights are ruined, and no checkpoint is there from before')
+
     def test_a_slow_explosion_has_ruined_what_is_saved(self, tmp_path):
         """The loss grows by a fifth in each step: it is never far above the losses before."""
         rate = (1 + 1.2**0.5) / 4

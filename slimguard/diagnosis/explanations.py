@@ -381,7 +381,7 @@ def explain_written(measured: MeasuredStep, name: str) -> Diagnosis:
 
 def _explain_update(measured: MeasuredStep, name: str, kernel: Optional[tf.Operation]) -> Diagnosis:
     if kernel is None:
-        trouble = '%s overflows when it is updated' % name
+        trouble = '%s would not be finite after the update' % name
         return Diagnosis(Phase.UPDATE, trouble, kind=policies.EXPLOSION)
     inputs, rounded = [], []
     for value in graphs.values_of(kernel):

@@ -98,7 +98,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def shows_ruin(self) -> bool:
-        """Whether the weights were ruined before the step, as the steps before or their size say."""
+        """Whether the weights were ruined before: the last steps say so, or their size does."""
         return bool(self.explosion) or advice.LARGE_WEIGHTS in self.trouble
 
     def after(self, explosion: str) -> 'Diagnosis':

@@ -239,7 +239,7 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
     else:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(most))
     axes.grid(axis='y')
-    axes.set_title(_plain(name) + ', logarithmic' * is_log, loc='left')
+    axes.set_title(_plain(name) + (', logarithmic' if is_log else ''), loc='left')
     for x, y in (line.T for line in lines):
         if is_log:  # a zero is drawn at the lower end
             y = np.where(y <= 0, positive.min(), y)

@@ -90,7 +90,8 @@ def make(version: str) -> Parsers:
         usage=_RUN_USAGE,
         description='Runs a script as python would, and guards the updates of TensorFlow 1 '
         'optimizers: a NaN or Inf changes no weight and reaches no checkpoint. The arguments after '
-        'the script are for the script. The output ends with the command that shows what happened.',
+        'the script are for the script. The last lines of output have the command that shows what '
+        'happened.',
         allow_abbrev=False,
     )
     with_a_value = _add_run_options(run)
@@ -330,4 +331,6 @@ def _add_report(commands) -> None:
     report.add_argument(
         '--output', metavar='FILE', help='the file; default: LOGDIR/slimguard/report.html'
     )
-    report.add_argument('--png', metavar='FILE', help='also draw a picture of the page')
+    report.add_argument(
+        '--png', metavar='FILE', help='also draw the loss and the first card as a picture'
+    )

@@ -99,9 +99,9 @@ class _Kinds:
             self._is_told = True
             log().warning(
                 '%s has as many bundles (folders to run a bad step again from) as max_bundles=%d '
-                'allows. From now on the cause of a step like an earlier one is looked for only in '
-                'its data, or if the training would otherwise end or go back. Until then it counts '
-                "as unknown, and 'skip' allows fewer such steps in a row.",
+                'allows. Of a bad step like an earlier one slimguard now looks for NaN and Inf in '
+                'the batch only, and looks for another cause when the policy would raise or go '
+                'back.',
                 bundle.folder(logdir),
                 self._most,
             )

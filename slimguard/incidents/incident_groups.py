@@ -27,7 +27,7 @@ _OF_DATA = 'in the input: '
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
 # How many of a kind are counted with it for what was seen.
 NOT_EXAMINED = '%d of them look the same, and their cause was not looked for'
-_ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
+_ROWS = re.compile(r'(, in )?(\brows? #(, #)*|# of # rows)')
 
 
 class Group(NamedTuple):
@@ -101,8 +101,8 @@ def _cause_and_line(incident: Any) -> str:
 
 
 def kind_of(cause: str) -> str:
-    """A cause without its numbers: incidents of one group have it in common."""
-    return _ROWS.sub('rows', _NUMBER.sub('#', cause))
+    """A cause without its numbers and rows, which is the same for all incidents of a kind."""
+    return _ROWS.sub('', _NUMBER.sub('#', cause))
 
 
 def symptom_of(incident: Any) -> Tuple[str, ...]:

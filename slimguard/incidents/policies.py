@@ -33,6 +33,10 @@ _LAST_STEPS = 1000
 # So many bad batches in a row may be chance, but no more: else over half of all batches would have
 # to be bad.
 _BY_CHANCE = 100
+_TOO_MANY_BATCHES = (
+    "these are %d bad batches in a row, of %d allowed where the batch is at fault ('skip:%d' "
+    'allows more)'
+)
 
 
 class PolicyState:
@@ -202,7 +206,7 @@ class Skip(Policy):
             return ''
         if most > self.max_consecutive:
             told = state.in_a_row, most, 2 * most
-            return "these are %d bad batches in a row, of %d allowed ('skip:%d' allows more)" % told
+            return _TOO_MANY_BATCHES % told
         return 'these are %d bad steps in a row, of %d allowed' % (state.in_a_row, most)
 
     def spent(self, state: PolicyState) -> str:

@@ -53,8 +53,8 @@ class WatchedSession(HookedSession):
         """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
         if self.should_stop() and self._step_of(fetches) is not None:
             raise RuntimeError(
-                "on_nan='stop', a signal or a hook has asked the training to stop, and this would be "
-                'one more step; loop with "while not session.should_stop()"'
+                "on_nan='stop', a signal or a hook has asked the training to stop, and this would "
+                'be one more step; loop with "while not session.should_stop()"'
             )
         if self._is_new:  # now there is what the user runs first, such as an initializer
             self._is_new = False

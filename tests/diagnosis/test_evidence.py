@@ -26,7 +26,7 @@ class Watch(tf1.train.SessionRunHook):
         self.found = []
 
     def before_run(self, run_context):
-        fetches = [self._gate.written, self._gate.bad, self._evidence.capture.fetch]
+        fetches = [self._gate.written, self._gate.bad, self._evidence.capture.row]
         return tf1.train.SessionRunArgs(fetches, {self._gate.watched: True})
 
     def after_run(self, run_context, run_values):

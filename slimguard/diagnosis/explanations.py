@@ -11,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes
+from slimguard.diagnosis import causes_by_op
 from slimguard.diagnosis.bad_rows import find_non_finite, outlier, rows_in_words, with_rows
+from slimguard.diagnosis.causes_by_op import Cause
 from slimguard.diagnosis.diagnosis import Diagnosis, Input, Phase
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, measure
-from slimguard.diagnosis.step import Step
+from slimguard.diagnosis.rerun_step import Step
 from slimguard.gate import ABOVE_MAX_LOSS
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
@@ -58,10 +59,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
     inside = _inside(step, op)
     if inside:
-        return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
+        return told._replace(trouble=inside, kind=_kind(measured, tensor, causes_by_op.UNKNOWN))
     forward = _op_named(step, told.forward_op)
-    cause = causes.explain(
-        causes.Culprit(
+    cause = causes_by_op.explain(
+        causes_by_op.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else _type_of(step, forward),
             inputs=[values.get(key(t)) for t in inputs],
@@ -70,7 +71,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         )
     )
     at_fault = map(key, inputs if cause.at is None else [inputs[cause.at]])
-    places = {each: causes.where(cause.broken, values.get(each)) for each in at_fault}
+    places = {each: causes_by_op.where(cause.broken, values.get(each)) for each in at_fault}
     pairs = zip(told.inputs, given)
     told = told._replace(inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs))
     told, more = with_rows(measured, told, tensor)
@@ -138,7 +139,7 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
     return ''
 
 
-def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause, far: str = '') -> str:
+def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = '') -> str:
     """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs.
 
     Args:
@@ -206,7 +207,7 @@ def _explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
         # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
-        return 0.0 if found is None else found.largest / causes.largest_of(found.dtype) ** 0.5
+        return 0.0 if found is None else found.largest / causes_by_op.largest_of(found.dtype) ** 0.5
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
     if not floats:
@@ -347,11 +348,11 @@ def _is_plain(tensor: tf.Tensor) -> bool:
 
 
 def _type_of(step: Step, op: tf.Operation) -> str:
-    """The type of an op whose gradient is at fault; `causes.NORM` for the root of a sum."""
+    """The type of an op whose gradient is at fault; `causes_by_op.NORM` for the root of a sum."""
     given = op.inputs[0].op if op.type == 'Sqrt' else op
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
-    return causes.NORM if given.type == 'Sum' else step.type_of(op)
+    return causes_by_op.NORM if given.type == 'Sum' else step.type_of(op)
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The journal of a training: each incident goes to the log, the record's file and TensorBoard.
+"""The log lines of incidents: :class:`Journal`, which also has record_file.py write the record.
 
 In the log the first line gives the cause and its place, the second line the action. Later incidents
 of a cause have one line; so has one that raises, since the error says the rest. The last line of a

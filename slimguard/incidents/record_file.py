@@ -1,4 +1,4 @@
-"""The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, read, and shown.
+"""The record, ``slimguard/incidents.jsonl`` in the logdir: appends incidents, reads and lists them.
 
 It has one JSON object on each line: the attributes of an `Incident`, and its process.
 A guarded training makes the file when it begins: an empty file means that there was no incident,

@@ -21,9 +21,9 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
 from slimguard.system.log import log
 from slimguard.system.signals import is_main_thread
-from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedStep
+from slimguard.training.learning_rate_factor import rate_factor_in
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
@@ -110,7 +110,7 @@ class ScriptWatcher(GateWatcher):
         """It is known later: see `_keep_record`."""
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
-        smaller = back_off_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
+        smaller = rate_factor_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
         snapshots = Snapshots(policies.snapshots, is_shared=self._ranks.are_several)
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)

@@ -1,4 +1,4 @@
-"""A table: what each type of op requires of its inputs, and what it returns for other inputs.
+"""By type of op, what it requires of its inputs and what breaks that: 'log of 0', 'division by 0'.
 
 Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
 measured inputs break its precondition. If no rule explains an op, the diagnosis says only that it

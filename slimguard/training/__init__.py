@@ -13,6 +13,7 @@ What that needs:
     step_history.py       the numbers of the last steps: to judge the next, and for TensorBoard
     recovery.py           back to an earlier state: one process, or a job
     learning_rate_factor.py  the factor of the learning rates after that, kept for a restart
+    hook_calls.py         calls the user's hooks around a run, and checks what they fetch
     fetch_structures.py   whatever a session is asked to fetch and feed; runs that come again
     prepared_runs.py      runs that come again, each kind prepared once
 

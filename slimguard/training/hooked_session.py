@@ -182,15 +182,14 @@ class HookedStep:
             args = args._replace(feed_dict=feed_dict)
             inner = tuple(map(key, inner_feeds(self._session.graph, feed_dict)))
         context = _Context(args, self._session)
-        for watcher in self._watchers:
-            watcher.before_step(self._session)
         watched = self._watched.get(inner)
         if watched is None:
             watched = self._watched[inner] = _Watched(self._fetches, self._watchers, context)
         feeds = feed_dict
         for watcher, run, _ in watched.runs:
-            limits = None if run is None else watcher.ask(context, run).feed_dict
-            feeds = {**(feeds or {}), **limits} if limits else feeds
+            asked = watcher.ask(context, run)
+            if asked is not None and asked.feed_dict:
+                feeds = {**(feeds or {}), **asked.feed_dict}
         if self._asking or self._looking:
             return self._run_with_others(context, watched, feeds, options, run_metadata)
         given = feeds, options, run_metadata, watched

@@ -28,6 +28,7 @@ from slimguard.training.open_incident import OpenIncident
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
 from slimguard.training.training import Training
+from slimguard.training.watched_runs import Run
 from slimguard.unedited.ending import Account, after_stop
 from slimguard.unedited.script_files import ScriptFiles, folder_of
 from slimguard.unedited.train_steps import GuardedStep
@@ -115,9 +116,11 @@ class ScriptWatcher(GateWatcher):
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)
 
-    def before_step(self, session) -> None:
-        GateWatcher.before_step(self, session)
-        self._recovery.before_step(session)  # the script may have shown by now where it saves
+    def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
+        asked = GateWatcher.ask(self, run_context, run)
+        # The script may have shown by now where it saves.
+        self._recovery.before_step(run_context.session)
+        return asked
 
     def step_was_good(self, session, loss: Any) -> None:
         if self.recorded_in is None and self._files.is_settled(session.graph):

@@ -148,7 +148,8 @@ class GateWatcher(tf1.train.SessionRunHook):
                 is_done=self._training.is_done,
                 before_leaving=self._record_unseen,
             )
-            self._handler.note_rollbacks(self.job.rollbacks)
+            self._policies.note_rollbacks(self.job.rollbacks)
+            self._recovery.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
@@ -215,7 +216,8 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step that was no incident, and its loss or None."""
-        self._handler.step_was_good(session, loss)
+        self._policies.step_was_good()
+        self._recovery.snapshots.step_was_good(session, loss)
 
     def end(self, session):
         if self._loop is not None:

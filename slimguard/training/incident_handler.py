@@ -291,7 +291,7 @@ class IncidentHandler:
             self._policies.step_was_skipped(is_decided=False)
         self._record(opened)
 
-    # A new session, and its good steps.
+    # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
         """Prepares a new session: at once if its variables have values, else before a step."""
@@ -322,16 +322,6 @@ class IncidentHandler:
             on_rollback = next(filter(None, calls), None)
             if on_rollback is not None:
                 on_rollback(session, went_back)
-
-    def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often the job of a new session has rolled back."""
-        self._policies.note_rollbacks(rollbacks)
-        self._recovery.join_job(rollbacks)
-
-    def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step without an incident, and its loss, or None if that is not known."""
-        self._policies.step_was_good()
-        self._recovery.snapshots.step_was_good(session, loss)
 
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""

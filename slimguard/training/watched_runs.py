@@ -182,13 +182,14 @@ def _add_history(
 
 
 def _by_run(incidents: Sequence[OpenIncident]) -> List[List[OpenIncident]]:
-    """The incidents that a run has reported, by the run in which they happened.
+    """Groups the incidents that gates report after a run; some may be of earlier runs.
 
     Returns:
-      Lists of one incident each. If several gates refused the batch of the last run, their
-      incidents are in one list, the last, with the gravest first.
+      Lists of incidents. If several gates refused the batch of the run that just ended, the last
+      list has their incidents, the gravest first. Each other list has one incident.
     """
-    # A gate reports the last run last; a thread runs the writes beside the steps.
+    # The last report of a gate is of the run that just ended. Gates beside the steps are left out:
+    # a thread runs them, on batches of its own.
     of_gates = [each for each in incidents if each.gate is not None and not each.gate.is_beside]
     last = {each.gate: each for each in of_gates}
     if len(last) < 2:

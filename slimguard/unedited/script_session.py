@@ -51,12 +51,12 @@ def is_of_incident(error: BaseException) -> bool:
 
 
 def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
-    """Runs something that 'stop' may end; that is no failure, and stderr says so.
+    """Calls `run(*args)`. If the policy 'stop' ends it, prints that on stderr and returns None.
 
     Args:
       files: where the script saves.
-      run: what to run.
-      *args: what to run it with.
+      run: the code of the script.
+      *args: its arguments.
     """
     try:
         return run(*args)

@@ -58,7 +58,7 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
         is_elsewhere: bool = False,
     ):
-        self.count = self._number = 0  # of all incidents, and the place of the last in the record
+        self.count = self._number = 0  # the number of the last incident is its place in the record
         self.logdir: Optional[str] = None
         self._file: Optional[IncidentFile] = None
         self._summary_writer = summary_writer
@@ -114,7 +114,8 @@ class Journal:
           rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
-        self._number = self.count if self._file is None else self._file.append(incident)
+        recorded = 0 if self._file is None else self._file.append(incident)
+        self._number = max(self._number + 1, recorded)
         for row in set(rows.values()):
             if row in self._rows or len(self._rows) < _MOST_ROWS:
                 first, times = self._rows.get(row, (self._number, 0))

@@ -65,7 +65,7 @@ class IncidentFile:
         self._write(b'')
 
     def append(self, incident: Incident) -> int:
-        """Writes a line. Returns its number: how many incidents the record has by then."""
+        """Writes a line. Returns how many incidents the record has by then."""
         self._missing += not self._write(line_of(incident, self._process))
         with contextlib.suppress(*files.errors(self._path)):
             with files.open_to_read(self._path) as file:  # others write there as well
@@ -73,7 +73,7 @@ class IncidentFile:
                 for line in file:
                     self._counted_to += len(line)
                     self._count += line.endswith(b'}\n')  # else a write was cut short
-        return self._count + self._missing
+        return self._count
 
     def close(self) -> None:
         """Logs how many incidents the record lacks."""

@@ -1,4 +1,9 @@
-"""What happens after an incident, in this order: examine, decide, act, record."""
+"""What happens after an incident, in this order: examine, decide, act, record.
+
+The decision may depend on the cause, so the step is examined first, as far as the policy that is
+foreseen needs it. The bundle has the decision, and the variables as the step left them, so it is
+written between the decision and the act.
+"""
 
 from typing import Any, Callable, Optional, Sequence
 

@@ -16,7 +16,7 @@ The way of a bad step, in any loop. In a `MonitoredSession` it begins at the sec
 What that needs:
 
     step_history.py       the numbers of the last steps: to judge the next, and for TensorBoard
-    recovery.py           back to an earlier state: one process, or a job
+    recovery.py           the policy Rollback: which state to go back to, and going there
     learning_rate_factor.py  the factor of the learning rates after that, kept for a restart
     hook_calls.py         calls the user's hooks around a run, and checks what they fetch
     fetch_structures.py   whatever a session is asked to fetch and feed; runs that come again

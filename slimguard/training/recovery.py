@@ -1,4 +1,4 @@
-"""Going back to an earlier state after an incident: this process alone, or with its job."""
+"""The policy `Rollback`, carried out: which state to go back to, alone or with the whole job."""
 
 from typing import Any, Iterator, List, Optional, Union
 

@@ -1,4 +1,4 @@
-"""What a process does for a training besides its steps: :class:`Training`."""
+"""A training's settings, captures of bad steps, last save and logdir: :class:`Training`."""
 
 import contextlib
 import os

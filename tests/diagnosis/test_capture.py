@@ -96,7 +96,7 @@ def test_a_calm_step_runs_nothing_for_it():
         options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
         watched.session.run([watched.gate.step, watched.capture.row], None, options, metadata)
         nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
-        names = [node.node_name for node in nodes]
+        names = {node.node_name.partition(':')[0] for node in nodes}  # TF 1.15 adds ':Cast'
         names = [name for name in names if name.startswith('slimguard/capture/')]
         ran.append({watched.gate.bad.graph.get_operation_by_name(name).type for name in names})
     assert ran[0] <= {'Switch', 'Merge', 'Cast', 'Pack', 'Const', 'ConcatV2'}  # of the row

@@ -10,7 +10,6 @@ import os
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -113,7 +112,7 @@ class Run:
                 history.note_good(row)
             elif history is not None and reported:
                 # Of threads that train in one session, one may take the report of another's step.
-                _add_history(reported[-1], history, row, max_loss)
+                history.note_bad(reported[-1], row, max_loss)
             incidents += reported
         for each, count in zip(self._beside, values[len(self.gates) :]):
             incidents += _reported_in(run_context, each.gate) if count else []
@@ -165,20 +164,6 @@ def _reported_in(run_context, gate: gates.Gate) -> List[OpenIncident]:
     if gate not in reports:
         reports[gate] = gate.untold.take(run_context.session)
     return [of_gate(gate, report) for report in reports[gate]]
-
-
-def _add_history(
-    opened: OpenIncident, history: StepHistory, row: np.ndarray, max_loss: Optional[float]
-) -> None:
-    """Adds to an incident what the last steps say of it; keeps the row of the step."""
-    norm, ratio, above = history.note_bad(row, opened.labels, max_loss)
-    opened.note(
-        gradient_norm=norm,
-        gradient_norm_ratio=ratio,
-        reason=gates.explain(opened.labels, above).reason,
-    )
-    opened.history = history.last()
-    opened.is_spike = opened.is_finite and bool(above)
 
 
 def _by_run(incidents: Sequence[OpenIncident]) -> List[List[OpenIncident]]:

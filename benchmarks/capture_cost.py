@@ -61,9 +61,8 @@ class Training:
             self.session = tf1.Session(config=config)
             self.session.run(tf1.global_variables_initializer())
             self.graph.finalize()
-        fetches = [train_op, self.gate.written]
-        self._without = self.session.make_callable(fetches)
-        self._with = self.session.make_callable(fetches + [self.capture.fetch])
+        self._without = self.session.make_callable([train_op, self.gate.row])
+        self._with = self.session.make_callable([train_op, self.capture.row])
 
     def cost(self, name, rounds, per_round):
         kinds = {
@@ -99,7 +98,7 @@ class Training:
 
     def _fail(self, batch):
         feed = {self.images: batch, self.gate.watched: True}
-        fetches = [self.gate.written, self.gate.bad, self.capture.fetch]
+        fetches = [self.gate.written, self.gate.bad, self.capture.row]
         written, bad, _ = self.session.run(fetches, feed)
         assert not written
         return bad

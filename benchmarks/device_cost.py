@@ -108,7 +108,7 @@ class Training:
                 self.fetches = [gated.train_op, gated.step, gated.measures.vector, gated.bad]
                 self.bad = gated.bad
                 if captured:
-                    self.fetches.append(Capture(gated).fetch)
+                    self.fetches.append(Capture(gated).row)
             self.stock = tf1.train.Saver()
             self.checked = slimguard.FiniteSaver(tf1.train.Saver())
             config = tf1.ConfigProto(device_count={'CPU': 2})

@@ -18,7 +18,7 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.draws import is_from_outside
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, measure, numbers
-from slimguard.diagnosis.step import Feed, Step
+from slimguard.diagnosis.rerun_step import Feed, Step
 
 _MOST_NAMED = 4  # name at most so many rows; of more, only count them
 # A row is far larger than others if it is this many times as large as their median. Most healthy

@@ -5,7 +5,7 @@ their values, in the graph, when the gate finds the step bad. On good steps thes
 branch: no copy, no fetch. Nothing is drawn a second time.
 
     capture = Capture(gate)                          # before the graph is finalized
-    session.run([gate.train_op, gate.written, capture.fetch], ...)
+    row = session.run([gate.train_op, capture.row], ...)[1]
     values = capture.take(session)                   # after a bad step; a dictionary of arrays
 
 How it works
@@ -59,10 +59,8 @@ class Capture:
       givens: by the name of a source, the float Tensors that its value is computed from: the
         inputs of a `py_func` or a collective, or the values that the step wrote to the variable.
       reads: by the name of each variable op of the step, a Tensor that only reads the variable.
-      fetch: an Operation to fetch in every step, beside the train op.
-      untold_count: the gate's `untold_count`, computed after a bad step's values are kept. Fetch it
-        in place of `fetch` and of the gate's own.
-      row: the gate's `row`, with this `untold_count`.
+      row: the gate's `row`, which arrives once a bad step's values are kept. Fetch it in every step
+        in place of the gate's own.
       exported: the step as plain data, once `export` has made it; else None.
 
     Raises:
@@ -178,9 +176,7 @@ class Capture:
         with tf.control_dependencies([tf.identity(bad, name='bad_step')]):
             cleared = [area.clear() for area in self._areas]
         staged = [area.stage(is_good, cleared) for area in self._areas]
-        self.fetch = tf.group(*staged, name='capture')
-        self.untold_count = self._count_after(staged, bad)
-        self.row = self.gate.measures.row(self.untold_count)
+        self.row = self.gate.measures.row(self._count_after(staged, bad))
         self.gate.untold.counts.add(self.row.name)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:

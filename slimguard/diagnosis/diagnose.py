@@ -23,13 +23,13 @@ from slimguard.compat import tf_private
 from slimguard.diagnosis import explanations
 from slimguard.diagnosis.bad_rows import bad_shares
 from slimguard.diagnosis.capture import BadStep, Capture
-from slimguard.diagnosis.causes import COPE_WITH_MINUS_INF
+from slimguard.diagnosis.causes_by_op import COPE_WITH_MINUS_INF
 from slimguard.diagnosis.diagnosis import Diagnosis, Phase
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.exported_step import export
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import numbers
-from slimguard.diagnosis.step import Step
+from slimguard.diagnosis.rerun_step import Step
 from slimguard.gate import Label
 from slimguard.graph import key
 from slimguard.incidents import policies
@@ -48,7 +48,7 @@ def diagnose(bad_step: BadStep) -> Diagnosis:
 
     Raises:
       tf.errors.OpError: if running the step again fails.
-      slimguard.diagnosis.step.ReplayError: if no graph can be built of the step.
+      slimguard.diagnosis.rerun_step.ReplayError: if no graph can be built of the step.
     """
     capture = bad_step.capture
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(

@@ -7,7 +7,7 @@ a count of the others.
 """
 
 import collections
-import math
+import enum
 from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
@@ -45,6 +45,14 @@ _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
 
 
+class Depth(enum.IntEnum):
+    """How far a bad step is searched for the cause."""
+
+    DRAWN = 0  # the values that it drew
+    SHORT = 1  # all of it if that takes ten seconds at most, while the training waits; else DRAWN
+    FULL = 2  # all of it, however long that takes
+
+
 class Examination(NamedTuple):
     """What the examination of a bad step has found so far.
 
@@ -52,8 +60,8 @@ class Examination(NamedTuple):
       bad_step: the step; None if what it drew was not kept.
       diagnosis: what made the step bad; None if it was not examined.
       bundle: the path of its bundle, or None.
-      is_searched: whether all of the step was searched, and not only what it drew.
-      is_wanted: whether a bundle is to be written.
+      depth: how far the step was searched: DRAWN or FULL.
+      gets_bundle: whether a bundle is to be written, also if the training goes on.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
       row_digests: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
         the row's bytes.
@@ -63,8 +71,8 @@ class Examination(NamedTuple):
     bad_step: Optional[BadStep] = None
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
-    is_searched: bool = False
-    is_wanted: bool = False
+    depth: Depth = Depth.DRAWN
+    gets_bundle: bool = False
     drew_finite: bool = False
     row_digests: Mapping[str, str] = {}
     why_not: str = ''
@@ -155,8 +163,7 @@ class Evidence:
         session,
         incident: Incident,
         labels: Sequence[Label],
-        decides: bool = False,
-        is_last: bool = False,
+        depth: Depth = Depth.DRAWN,
         history: Optional[History] = None,
     ) -> Examination:
         """Diagnoses the bad step that just ran.
@@ -164,16 +171,11 @@ class Evidence:
         A step that only other ranks found bad is not examined here: the cause is on those ranks,
         and the reason names them.
 
-        A training that goes on waits for the search, so the search may take ten seconds. If it
-        would take longer, only the values that the step drew are examined.
-
         Args:
           session, incident, labels: as in `BadStep`.
-          decides: whether the policy depends on the diagnosis. Then the step is always examined.
-            Otherwise incidents are examined until there are `max_bundles` bundles; after that, the
-            first incident of each kind, for at most `max_bundles` kinds. Of any other incident only
-            the drawn values are examined.
-          is_last: whether the training ends with this incident; the search may then take its time.
+          depth: how far the step is searched at least. It is searched as `Depth.SHORT` says until
+            there are `max_bundles` bundles; after that, the first incident of each kind is, for at
+            most `max_bundles` kinds.
           history: as in `BadStep`.
         """
         with OWN_WORK:
@@ -184,7 +186,8 @@ class Evidence:
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Examination()
                 explosion = '' if history is None else explosion_in(history.to_dict())
-                is_wanted = is_last or self._kinds.is_wanted(incident.reason, self._logdir)
+                is_full = depth is Depth.FULL
+                gets_bundle = is_full or self._kinds.is_wanted(incident.reason, self._logdir)
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Examination()
@@ -195,35 +198,32 @@ class Evidence:
             rows = bad_row_digests(values[name]) if bad else {}
             examination = Examination(
                 BadStep(session, self.capture, values, labels, incident, history, explosion),
-                is_wanted=is_wanted,
+                gets_bundle=gets_bundle,
                 drew_finite=not bad and not self._is_shared,
                 row_digests={'row %d of %s' % (row, name): name + rows[row] for row in rows},
             )
-            is_searched = is_wanted or decides
-            if not (is_searched or bad):
+            depth = max(depth, Depth.SHORT) if gets_bundle else depth
+            if depth is Depth.DRAWN and not bad:
                 return examination._replace(why_not=_NOT_EXAMINED % self._max_bundles)
-            seconds = SECONDS if is_searched else 0.0
-            return self._diagnose(examination, math.inf if is_last else seconds)
+            return self._diagnose(examination, depth)
 
-    def keep(
-        self, examination: Examination, incident: Incident, is_last: bool = True
-    ) -> Examination:
+    def keep(self, examination: Examination, incident: Incident, depth: Depth) -> Examination:
         """Writes the bundle of an examined bad step, once the policy has decided.
 
         Args:
           examination: what `examine` returned.
           incident: the `Incident` as it is known by now.
-          is_last: whether the training ends with this incident. Then the step is searched, however
-            long that takes, and its bundle is written in any case.
+          depth: FULL if the training ends with this incident: then the step is searched to the end,
+            and its bundle is written in any case.
         """
         if examination.bad_step is None:
             return examination
         bad_step = examination.bad_step._replace(incident=incident)
         examination = examination._replace(bad_step=bad_step)
         with OWN_WORK:
-            if is_last and not examination.is_searched:
-                examination = self._diagnose(examination, math.inf)
-            if self._logdir is None or not (is_last or examination.is_wanted):
+            if examination.depth < depth:
+                examination = self._diagnose(examination, depth)
+            if self._logdir is None or not (depth is Depth.FULL or examination.gets_bundle):
                 return examination
             diagnosis, most = examination.diagnosis, self._max_bundles
             try:
@@ -233,37 +233,38 @@ class Evidence:
                 return examination
             return examination._replace(bundle=path)
 
-    def _diagnose(self, examination: Examination, seconds: float) -> Examination:
-        """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
+    def _diagnose(self, examination: Examination, depth: Depth) -> Examination:
+        """Finds the cause, as far as the search goes."""
         bad_step = examination.bad_step
         assert bad_step is not None and bad_step.incident is not None
         try:
-            why_not = self._why_no_search(bad_step.values, seconds, examination.is_wanted)
+            why_not = self._why_no_search(bad_step.values, depth, examination.gets_bundle)
             if why_not:
                 diagnosis = glance(bad_step, _NO_SEARCH + why_not)
             else:
                 diagnosis = diagnose(bad_step)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
-            return examination._replace(is_searched=True)  # it would fail again
+            return examination._replace(depth=Depth.FULL)  # it would fail again
         if self._is_shared:
             diagnosis = diagnosis._replace(kind='')
         diagnosis = with_limit(diagnosis, bad_step.incident, self._max_loss)
-        return examination._replace(diagnosis=diagnosis, is_searched=not why_not, why_not='')
+        reached = Depth.DRAWN if why_not else Depth.FULL
+        return examination._replace(diagnosis=diagnosis, depth=reached, why_not='')
 
-    def _why_no_search(self, values: Dict[str, np.ndarray], seconds: float, is_wanted: bool) -> str:
+    def _why_no_search(self, values: Dict[str, np.ndarray], depth: Depth, gets_bundle: bool) -> str:
         """Why the step is not searched; '' if it is."""
         size, free = self.capture.bytes_to_copy(), memory.available()
         if free is not None and size > free:
             return _NO_MEMORY % (files.megabytes(size), files.megabytes(free))
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
-        if is_within(seconds, self.capture, rows):
-            return ''
-        if not seconds:
+        if depth is Depth.DRAWN:
             return _ENOUGH % self._max_bundles
+        if depth is Depth.FULL or is_within(SECONDS, self.capture, rows):
+            return ''
         where = _NO_LOGDIR if self._logdir is None else _IN_BUNDLE
-        where = where if is_wanted else _ENOUGH % self._max_bundles
-        return 'the training would wait for longer than %g s; %s' % (seconds, where)
+        where = where if gets_bundle else _ENOUGH % self._max_bundles
+        return 'the training would wait for longer than %g s; %s' % (SECONDS, where)
 
     def close(self) -> None:
         """Logs how many failures were not shown."""

@@ -11,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes
+from slimguard.diagnosis import causes_by_op
 from slimguard.diagnosis.bad_rows import find_non_finite, outlier, rows_in_words, with_rows
+from slimguard.diagnosis.causes_by_op import Cause
 from slimguard.diagnosis.diagnosis import Diagnosis, Input, Phase
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, measure
-from slimguard.diagnosis.step import Step
+from slimguard.diagnosis.rerun_step import Step
 from slimguard.gate import ABOVE_MAX_LOSS
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
@@ -44,24 +45,28 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     values = dict(zip(map(key, [tensor, *to_fetch]), step.fetch([tensor, *to_fetch])))
     output = values[key(tensor)]
     output = _NO_VALUE if output is None else output
-    told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
+    diagnosis = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
         if given and not is_written_value(step.type_of(op)):
-            return _explain_computed(measured, told, tensor, given)
+            return _explain_computed(measured, diagnosis, tensor, given)
         outside = [t for t in others if step.is_fed(t) and is_from_outside(step.type_of(t.op))]
-        return _explain_source(told, list(map(step.name_of, outside)), bool(given))
+        return _explain_source(diagnosis, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         trouble = '%s was already not finite before this step' % _name_of(step, tensor)
-        return told._replace(phase=Phase.VARIABLE, trouble=trouble)
+        return diagnosis._replace(phase=Phase.VARIABLE, trouble=trouble)
     if op.type == 'Const':
-        return told._replace(phase=Phase.CONSTANT, trouble='the graph itself holds it')
-    told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
+        return diagnosis._replace(phase=Phase.CONSTANT, trouble='the graph itself holds it')
+    diagnosis = diagnosis._replace(
+        inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given)
+    )
     inside = _inside(step, op)
     if inside:
-        return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
-    forward = _op_named(step, told.forward_op)
-    cause = causes.explain(
-        causes.Culprit(
+        return diagnosis._replace(
+            trouble=inside, kind=_kind(measured, tensor, causes_by_op.UNKNOWN)
+        )
+    forward = _op_named(step, diagnosis.forward_op)
+    cause = causes_by_op.explain(
+        causes_by_op.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else _type_of(step, forward),
             inputs=[values.get(key(t)) for t in inputs],
@@ -70,10 +75,12 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         )
     )
     at_fault = map(key, inputs if cause.at is None else [inputs[cause.at]])
-    places = {each: causes.where(cause.broken, values.get(each)) for each in at_fault}
-    pairs = zip(told.inputs, given)
-    told = told._replace(inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs))
-    told, more = with_rows(measured, told, tensor)
+    places = {each: causes_by_op.where(cause.broken, values.get(each)) for each in at_fault}
+    pairs = zip(diagnosis.inputs, given)
+    diagnosis = diagnosis._replace(
+        inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs)
+    )
+    diagnosis, more = with_rows(measured, diagnosis, tensor)
     is_chance = cause.is_known and not cause.is_overflow
     far = '' if is_chance or measured.has_exploded else outlier(measured, tensor)
     kind = _kind(measured, tensor, cause, far)
@@ -82,7 +89,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         kind = policies.STATE if at_fault == policies.STATE else kind
     if kind != policies.EXPLOSION:
         made_of = measured.made_of(tensor if cause.at is None else inputs[cause.at])
-        told = told._replace(drawn=made_of.drawn)
+        diagnosis = diagnosis._replace(drawn=made_of.drawn)
     more += far or (measured.large_weights() if cause.is_overflow else '')
     more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
@@ -90,7 +97,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     elif kind == policies.STATE:
         more += '; it depends on variables alone, and not on the batch'
     which = '' if cause.at is None else ', where %s is 0' % _name_of(step, inputs[cause.at])
-    return told._replace(trouble=cause.sentence + which + more, kind=kind)
+    return diagnosis._replace(trouble=cause.sentence + which + more, kind=kind)
 
 
 def _name_of(step: Step, tensor: tf.Tensor) -> str:
@@ -124,12 +131,12 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
     waiting = [(tensor, 0) for tensor in log.inputs] if log is not None and is_log else []
     while waiting:
         tensor, bad = waiting.pop()
-        op, found = tensor.op, measured.range_of(tensor)
+        op, its_range = tensor.op, measured.range_of(tensor)
         if measured.step.is_fed(tensor):
             continue
         if op.type in ('Softmax', 'Sigmoid'):
             # Without such a number another factor made the 0, such as a label of zeros.
-            if found is not None and bad in (found.min, found.max):
+            if its_range is not None and bad in (its_range.min, its_range.max):
                 return '; its input comes from a %s' % op.type
         elif op.type == 'Sub':
             waiting += [(op.inputs[0], bad), (op.inputs[1], 1 - bad)]
@@ -138,7 +145,7 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
     return ''
 
 
-def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause, far: str = '') -> str:
+def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = '') -> str:
     """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs.
 
     Args:
@@ -180,7 +187,7 @@ def explain_sources(
       is_computed: whether the first was computed from other floats, outside the graph.
     """
     tensor, *others = tensors
-    told = Diagnosis(
+    diagnosis = Diagnosis(
         phase=Phase.INPUT,
         trouble='',
         op=tensor.op.name,
@@ -191,22 +198,22 @@ def explain_sources(
         non_finite=find_non_finite(value),
     )
     if is_computed and not is_written_value(tensor.op.type):
-        assert told.output is not None
+        assert diagnosis.output is not None
         trouble = '%s returned %s; what it was given was not looked at'
-        return told._replace(
-            phase=Phase.FORWARD, trouble=trouble % (told.op_type, _what(told.output))
+        return diagnosis._replace(
+            phase=Phase.FORWARD, trouble=trouble % (diagnosis.op_type, _what(diagnosis.output))
         )
     outside = [other.name for other in others if is_from_outside(other.op.type)]
-    return _explain_source(told, outside)
+    return _explain_source(diagnosis, outside)
 
 
 def _explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     """Explains a bad step in which gradients are finite, but their squares are not; else None."""
 
     def squared(tensor) -> float:
-        found = measured.range_of(tensor)
+        size = measured.range_of(tensor)
         # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
-        return 0.0 if found is None else found.largest / causes.largest_of(found.dtype) ** 0.5
+        return 0.0 if size is None else size.largest / causes_by_op.largest_of(size.dtype) ** 0.5
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
     if not floats:
@@ -223,15 +230,15 @@ _ABOVE = 'the %s is above its limit'
 _TIMES = r'(loss|gradient norm)( \S+ is \S+ times the median \S+)'  # in the reason of a spike
 
 
-def with_limit(found: Diagnosis, incident: Incident, max_loss: Optional[float]) -> Diagnosis:
+def with_limit(diagnosis: Diagnosis, incident: Incident, max_loss: Optional[float]) -> Diagnosis:
     """The diagnosis with the limit: `max_loss`, or the multiple of the median in the reason."""
-    trouble = found.trouble
+    trouble = diagnosis.trouble
     if max_loss is not None and ABOVE_MAX_LOSS in incident.reason and incident.loss is not None:
-        told = incident.loss, max_loss
-        trouble = trouble.replace(_ABOVE % 'loss', 'the loss %.4g is above max_loss=%g' % told)
-    for name, told in re.findall(_TIMES, incident.reason):
-        trouble = trouble.replace(_ABOVE % name, 'the ' + name + told)
-    return found._replace(trouble=trouble)
+        numbers = incident.loss, max_loss
+        trouble = trouble.replace(_ABOVE % 'loss', 'the loss %.4g is above max_loss=%g' % numbers)
+    for name, excess in re.findall(_TIMES, incident.reason):
+        trouble = trouble.replace(_ABOVE % name, 'the ' + name + excess)
+    return diagnosis._replace(trouble=trouble)
 
 
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
@@ -248,8 +255,8 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     trouble = _ABOVE % name + ', and everything is finite'
 
     def largest(tensor: tf.Tensor) -> float:
-        found = measured.range_of(tensor)
-        return 0.0 if found is None else found.largest
+        its_range = measured.range_of(tensor)
+        return 0.0 if its_range is None else its_range.largest
 
     floats = [t for t in measured.step.checked if gate.loss is None or key(t) != key(gate.loss)]
     if not floats:
@@ -283,47 +290,47 @@ def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
 
 
 def _explain_source(
-    told: Diagnosis, others: Sequence[str], is_given_finite: bool = False
+    diagnosis: Diagnosis, others: Sequence[str], is_given_finite: bool = False
 ) -> Diagnosis:
-    assert told.output is not None and told.non_finite is not None
-    if is_written_value(told.op_type or ''):
-        return told._replace(phase=Phase.VARIABLE, trouble=_written(is_given_finite))
-    trouble = _bad_data(told.output, told.non_finite) + _of_function(told)
+    assert diagnosis.output is not None and diagnosis.non_finite is not None
+    if is_written_value(diagnosis.op_type or ''):
+        return diagnosis._replace(phase=Phase.VARIABLE, trouble=_written(is_given_finite))
+    trouble = _bad_data(diagnosis.output, diagnosis.non_finite) + _of_function(diagnosis)
     if others:
         trouble += '; not finite as well: %s' % texts.listed(others, 3)
-    return told._replace(phase=Phase.INPUT, trouble=trouble, kind=policies.BATCH)
+    return diagnosis._replace(phase=Phase.INPUT, trouble=trouble, kind=policies.BATCH)
 
 
 def _explain_computed(
-    measured: MeasuredStep, told: Diagnosis, tensor: tf.Tensor, given: Sequence[tf.Tensor]
+    measured: MeasuredStep, diagnosis: Diagnosis, tensor: tf.Tensor, given: Sequence[tf.Tensor]
 ) -> Diagnosis:
     """Explains a bad value that another process, or Python, made from finite inputs (`given`)."""
-    assert told.output is not None and told.non_finite is not None
+    assert diagnosis.output is not None and diagnosis.non_finite is not None
     inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
-    trouble = '%s returned %s from finite inputs' % (told.op_type, _what(told.output))
-    if is_collective(told.op_type or ''):
+    trouble = '%s returned %s from finite inputs' % (diagnosis.op_type, _what(diagnosis.output))
+    if is_collective(diagnosis.op_type or ''):
         trouble += ': those of another process are not, or the sum of all overflowed'
-    trouble += _of_function(told)
+    trouble += _of_function(diagnosis)
     phase = measured.phase_of(given[0].op) if given else Phase.FORWARD
-    told, rows = with_rows(measured, told, tensor)
-    return told._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
+    diagnosis, rows = with_rows(measured, diagnosis, tensor)
+    return diagnosis._replace(phase=phase, trouble=trouble + rows, inputs=inputs)
 
 
-def _of_function(told: Diagnosis) -> str:
-    is_call = told.op_type in graphs.CALLS
+def _of_function(diagnosis: Diagnosis) -> str:
+    is_call = diagnosis.op_type in graphs.CALLS
     return '; it comes out of a function, which cannot be looked into' if is_call else ''
 
 
 def _written(is_given_finite: bool) -> str:
     """The sentence about a value that the step wrote and reads again."""
-    told = 'the step wrote it, and reads it again'
+    wrote = 'the step wrote it, and reads it again'
     if not is_given_finite:
-        return told + '; what it was given was not looked at'
-    return told + ', and what it was given is finite: the variable was bad before, or overflowed'
+        return wrote + '; what it was given was not looked at'
+    return wrote + ', and what it was given is finite: the variable was bad before, or overflowed'
 
 
-def _bad_data(output: Range, found: NonFinite) -> str:
-    rows = rows_in_words(found.rows, output.shape[0]) if found.rows else ''
+def _bad_data(output: Range, non_finite: NonFinite) -> str:
+    rows = rows_in_words(non_finite.rows, output.shape[0]) if non_finite.rows else ''
     return 'bad data: %s%s' % (_what(output), rows)
 
 
@@ -347,11 +354,11 @@ def _is_plain(tensor: tf.Tensor) -> bool:
 
 
 def _type_of(step: Step, op: tf.Operation) -> str:
-    """The type of an op whose gradient is at fault; `causes.NORM` for the root of a sum."""
+    """The type of an op whose gradient is at fault; `causes_by_op.NORM` for the root of a sum."""
     given = op.inputs[0].op if op.type == 'Sqrt' else op
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
-    return causes.NORM if given.type == 'Sum' else step.type_of(op)
+    return causes_by_op.NORM if given.type == 'Sum' else step.type_of(op)
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
@@ -386,11 +393,11 @@ def _explain_update(measured: MeasuredStep, name: str, kernel: Optional[tf.Opera
     inputs, rounded = [], []
     for value in graphs.values_of(kernel):
         tensor = _without_factor(value.tensor)
-        found = measured.range_of(tensor)
-        inputs.append(Input('%s (%s)' % (tensor.name, value.role), found))
+        span = measured.range_of(tensor)
+        inputs.append(Input('%s (%s)' % (tensor.name, value.role), span))
         number = _ROUNDED.get(value.role)
-        if found is not None and number is not None and found.min == found.max == number:
-            rounded.append('%s is %g in %s' % (value.role, number, found.dtype))
+        if span is not None and number is not None and span.min == span.max == number:
+            rounded.append('%s is %g in %s' % (value.role, number, span.dtype))
     original = _original_name(kernel.name)
     taken = 'the gradient and all other inputs' if graphs.is_apply(kernel) else 'all inputs'
     trouble = '%s would not be finite after the update, though %s of the update are' % (name, taken)

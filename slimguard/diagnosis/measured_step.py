@@ -9,7 +9,7 @@ from slimguard.diagnosis.capture import gate_roots
 from slimguard.diagnosis.diagnosis import Phase, Row
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.ranges import Range, measure
-from slimguard.diagnosis.step import Step
+from slimguard.diagnosis.rerun_step import Step
 from slimguard.graph import key
 from slimguard.incidents import advice
 

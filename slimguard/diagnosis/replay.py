@@ -14,7 +14,7 @@ from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import Bundle, BundleError
 from slimguard.diagnosis.diagnose import diagnose_step
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.step import ReplayError, Step
+from slimguard.diagnosis.rerun_step import ReplayError, Step
 from slimguard.gate import Label
 from slimguard.incidents.history import explosion_in
 from slimguard.system import files, terminal, texts

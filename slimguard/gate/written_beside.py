@@ -22,6 +22,7 @@ from slimguard.gate.gate import Gate, gate_of
 from slimguard.gate.guard import guard_with_values
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.system import texts
+from slimguard.system.log import log
 
 # How many variables of an update are named.
 MOST_NAMES = 5
@@ -104,19 +105,19 @@ def refuse_around(
     elements: Sequence[TrainOp],
     found: Sequence[Gate],
     fed: Sequence[tf.Tensor],
-    on_told: Callable[[str, str], None],
+    named: Set[str],
     by: str = '',
 ) -> None:
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
     Such a run fetches the original of a write that a gate holds back, or another write that depends
-    on the batch. A write that does not, such as a counter, is only reported.
+    on the batch. A write that does not, such as a counter, is logged once.
 
     Args:
       elements: the fetched elements.
       found: the gates of the train ops that it runs.
       fed: the tensors computed within the step that it feeds.
-      on_told: called with the name of a variable that a bad step would change, and why.
+      named: the variables that the log has named; those that a bad step would change are added.
       by: the name of the hook that fetches it; '' for the loop.
 
     Raises:
@@ -151,8 +152,10 @@ def refuse_around(
         waits = not guarded.isdisjoint(needed[op])
         # A variable that the train op uses as well is set by the script, as a learning rate is.
         used = set() if waits else {each.name for each in theirs}
-        for name in sorted(set(names) - used):
-            on_told(name, _WAITS % op.name if waits else _HAS_ITS_GATE % first)
+        for name in sorted(set(names) - used - named):
+            named.add(name)
+            why = _WAITS % op.name if waits else _HAS_ITS_GATE % first
+            log().error('the update of %r is NOT guarded: %s', name, why)
 
 
 def _refuse_again(

@@ -101,10 +101,10 @@ def _cause_and_line(incident: Any) -> str:
 
 
 def kind_of(cause: str) -> str:
-    """A cause without its numbers and rows, which is the same for all incidents of a kind."""
+    """The words of a cause, without numbers and rows. Incidents of a kind have the same words."""
     return _ROWS.sub('', _NUMBER.sub('#', cause))
 
 
 def symptom_of(incident: Any) -> Tuple[str, ...]:
-    """The symptom and its place, without numbers: incidents of one symptom may differ in cause."""
+    """The words of what was seen, and where. Incidents with one symptom may differ in cause."""
     return (kind_of(incident.reason.partition('; ')[0]), *incident.tensors)

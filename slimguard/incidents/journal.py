@@ -1,4 +1,4 @@
-"""The journal of a training: each incident goes to the log, the record's file and TensorBoard.
+"""The log lines of incidents: :class:`Journal`, which also has record_file.py write the record.
 
 In the log the first line gives the cause and its place, the second line the action. Later incidents
 of a cause have one line; so has one that raises, since the error says the rest. The last line of a
@@ -58,7 +58,7 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
         is_elsewhere: bool = False,
     ):
-        self.count = self._earlier = 0
+        self.count = self._number = 0  # the number of the last incident is its place in the record
         self.logdir: Optional[str] = None
         self._file: Optional[IncidentFile] = None
         self._summary_writer = summary_writer
@@ -78,12 +78,7 @@ class Journal:
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
-            self._earlier = self._file.make()
-
-    @property
-    def _number(self) -> int:
-        """The number of the last incident: a restart goes on with those of the record."""
-        return self._earlier + self.count
+            self._file.make()
 
     def again(self, rows: Mapping[str, str]) -> str:
         """The end of a reason if an earlier incident had one of the bad rows; '' if none had.
@@ -119,12 +114,12 @@ class Journal:
           rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
+        recorded = 0 if self._file is None else self._file.append(incident)
+        self._number = max(self._number + 1, recorded)
         for row in set(rows.values()):
             if row in self._rows or len(self._rows) < _MOST_ROWS:
                 first, times = self._rows.get(row, (self._number, 0))
                 self._rows[row] = first, times + 1
-        if self._file is not None:
-            self._file.append(incident)
         self._summarize(incident)
         self._is_raised = incident.action == 'raise'
         self._log(incident, cause, _done(incident, done_by) + spent, why)

@@ -63,17 +63,17 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
 
     def _render_traceback_(self) -> List[str]:
         """IPython shows this in place of a traceback: the message, then the user's own lines."""
-        told = ['NanLossError: ' + self.message]
+        parts = ['NanLossError: ' + self.message]
         frames = [
             frame for frame in traceback.extract_tb(self.__traceback__) if is_users(frame.filename)
         ]
         if frames:
-            told.append('raised in')
+            parts.append('raised in')
         for frame in frames:
             place = place_of(frame.filename)
             line = ': ' + frame.line if frame.line else ''
-            told.append('  %s, line %s, in %s%s' % (place, frame.lineno, frame.name, line))
-        return '\n'.join(told).split('\n')
+            parts.append('  %s, line %s, in %s%s' % (place, frame.lineno, frame.name, line))
+        return '\n'.join(parts).split('\n')
 
 
 def _is_there(path: str) -> bool:

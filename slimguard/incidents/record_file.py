@@ -1,4 +1,4 @@
-"""The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, read, and shown.
+"""The record, ``slimguard/incidents.jsonl`` in the logdir: appends incidents, reads and lists them.
 
 It has one JSON object on each line: the attributes of an `Incident`, and its process.
 A guarded training makes the file when it begins: an empty file means that there was no incident,
@@ -9,6 +9,7 @@ only its own line. Readers count such lines.
 Imports no TensorFlow for a logdir of this machine.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -57,23 +58,22 @@ class IncidentFile:
         self._process = '%s:%d' % (socket.gethostname(), os.getpid())
         self._missing = 0
         self._trouble = ''
+        self._count = self._counted_to = 0  # incidents, bytes
 
-    def make(self) -> int:
-        """Makes an empty file unless there is one: it shows that a guard watches for incidents.
-
-        Returns:
-          How many lines it has, of earlier trainings.
-        """
+    def make(self) -> None:
+        """Makes an empty file unless there is one: it shows that a guard watches for incidents."""
         self._write(b'')
-        try:
-            with files.open_to_read(self._path) as file:
-                return sum(1 for _ in file)
-        except files.errors(self._path):
-            return 0
 
-    def append(self, incident: Incident) -> None:
-        """Writes a line."""
+    def append(self, incident: Incident) -> int:
+        """Writes a line. Returns how many incidents the record has by then."""
         self._missing += not self._write(line_of(incident, self._process))
+        with contextlib.suppress(*files.errors(self._path)):
+            with files.open_to_read(self._path) as file:  # others write there as well
+                file.seek(self._counted_to)
+                for line in file:
+                    self._counted_to += len(line)
+                    self._count += line.endswith(b'}\n')  # else a write was cut short
+        return self._count
 
     def close(self) -> None:
         """Logs how many incidents the record lacks."""

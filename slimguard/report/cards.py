@@ -223,7 +223,7 @@ def _plain(said: str) -> str:
 
 
 def bundle_name(incident: Incident) -> str:
-    """The name of the bundle's folder. Its path is of the system that the training ran on."""
+    """The name of the bundle's folder. The training may have run on Windows, so \\ divides, too."""
     return re.split(r'[/\\]', (incident.bundle or '').rstrip('/\\'))[-1]
 
 

@@ -148,27 +148,26 @@ class GateWatcher(tf1.train.SessionRunHook):
                 is_done=self._training.is_done,
                 before_leaving=self._record_unseen,
             )
-            self._handler.note_rollbacks(self.job.rollbacks)
+            self._policies.note_rollbacks(self.job.rollbacks)
+            self._recovery.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
             self._handler.enter(session, at_once)
 
-    def before_step(self, session) -> None:
-        """The part of `before_run` that comes before it is known what is run."""
+    def before_run(self, run_context):
+        return self.ask(run_context, self.runs.run_for(run_context))
+
+    def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
+        """What to fetch and to feed in a run; `run` is None, and so is this, if it is no step."""
+        session = run_context.session
         if self.job is not None:
             with self._training.saving_before_errors(session):
                 self.job.check()
         self._training.is_saved = False
         self._handler.before_step(session)
-
-    def before_run(self, run_context):
-        self.before_step(run_context.session)
-        run = self.runs.run_for(run_context)
-        return None if run is None else self.ask(run_context, run)
-
-    def ask(self, run_context, run: Run) -> tf1.train.SessionRunArgs:
-        """What to fetch and to feed in a step."""
+        if run is None:
+            return None
         if self._loop is not None:
             self._loop.begin_step()
         return run.args(run_context, self.max_loss_now)
@@ -217,7 +216,8 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step that was no incident, and its loss or None."""
-        self._handler.step_was_good(session, loss)
+        self._policies.step_was_good()
+        self._recovery.snapshots.step_was_good(session, loss)
 
     def end(self, session):
         if self._loop is not None:

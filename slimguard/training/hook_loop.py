@@ -1,4 +1,4 @@
-"""What a hook does for a training in a loop that knows hooks only: :class:`HookLoop`.
+"""A training in a loop that knows hooks only, as a `MonitoredSession`: :class:`HookLoop`.
 
 `slimguard.train` keeps checkpoints, saves on signals, and captures bad steps by itself. In a
 `MonitoredSession`, an Estimator or a plain session there is only the hook. It learns of the graph

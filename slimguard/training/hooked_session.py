@@ -1,7 +1,7 @@
 """A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`.
 
 :class:`HookedStep` is the one way in which a loop of ours runs a step: slim's loop, a watched
-session, the session of a script that is not edited. :class:`HookCalls` calls any other hooks.
+session, the session of a script that is not edited.
 """
 
 import functools
@@ -22,8 +22,9 @@ from slimguard.training.fetch_structures import (
     map_fetches,
 )
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.hook_calls import HookCalls, HookFetches
 from slimguard.training.prepared_runs import PreparedRuns, has_own_run
-from slimguard.training.watched_runs import HookFetches, Run
+from slimguard.training.watched_runs import Run
 
 
 class HookedSession(SessionWrapper):
@@ -181,15 +182,14 @@ class HookedStep:
             args = args._replace(feed_dict=feed_dict)
             inner = tuple(map(key, inner_feeds(self._session.graph, feed_dict)))
         context = _Context(args, self._session)
-        for watcher in self._watchers:
-            watcher.before_step(self._session)
         watched = self._watched.get(inner)
         if watched is None:
             watched = self._watched[inner] = _Watched(self._fetches, self._watchers, context)
         feeds = feed_dict
         for watcher, run, _ in watched.runs:
-            limits = None if run is None else watcher.ask(context, run).feed_dict
-            feeds = {**(feeds or {}), **limits} if limits else feeds
+            asked = watcher.ask(context, run)
+            if asked is not None and asked.feed_dict:
+                feeds = {**(feeds or {}), **asked.feed_dict}
         if self._asking or self._looking:
             return self._run_with_others(context, watched, feeds, options, run_metadata)
         given = feeds, options, run_metadata, watched
@@ -277,84 +277,3 @@ def _has(hook, name: str) -> bool:
     return getattr(getattr(hook, name), '__func__', None) is not getattr(
         tf1.train.SessionRunHook, name
     )
-
-
-class HookCalls:
-    """The calls of hooks around one run, as in a `MonitoredSession`; calls `before_run` at once.
-
-    Args:
-      hooks: the hooks, in order.
-      context: the `SessionRunContext` of the run.
-      options: the caller's `RunOptions`, or None. The options of the hooks are merged into them.
-
-    Attributes:
-      fetches: by hook, its fetches, of any structure.
-      feeds: the feeds of the hooks.
-      options: the `RunOptions` of the run.
-
-    Raises:
-      RuntimeError: if two hooks feed the same tensor.
-    """
-
-    def __init__(
-        self,
-        hooks: Sequence[tf1.train.SessionRunHook],
-        context: tf1.train.SessionRunContext,
-        options: Optional[tf1.RunOptions] = None,
-    ):
-        self.fetches: Dict[tf1.train.SessionRunHook, Any] = {}
-        self.feeds: Dict[Any, Any] = {}
-        self.options = options or tf1.RunOptions()
-        for hook in hooks:
-            request = hook.before_run(context)
-            if request is not None:
-                self._add(hook, request)
-
-    @property
-    def run_options(self) -> Optional[tf1.RunOptions]:
-        """The options, or None if they say nothing: a run with options takes longer."""
-        return self.options if self.options.ByteSize() else None
-
-    def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
-        """The feeds of hooks and caller together; RuntimeError for a tensor that both feed."""
-        if not self.feeds:
-            return user_feeds
-        if not user_feeds:
-            return self.feeds
-        _require_apart(user_feeds, self.feeds, 'Same tensor is fed by a SessionRunHook and user.')
-        return {**self.feeds, **user_feeds}
-
-    def values_for(
-        self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
-    ) -> tf1.train.SessionRunValues:
-        """The values that the `after_run` of a hook gets, out of those of all hooks."""
-        # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
-        given = results.get(hook), self.options, run_metadata
-        return tf1.train.SessionRunValues._make(given)
-
-    def _add(self, hook, request: tf1.train.SessionRunArgs) -> None:
-        if request.fetches is not None:
-            self.fetches[hook] = request.fetches
-        if request.feed_dict:
-            _require_apart(self.feeds, request.feed_dict, 'Same tensor is fed by two hooks.')
-            self.feeds.update(request.feed_dict)
-        if request.options:
-            _merge(self.options, request.options)
-
-
-def _require_apart(feeds: dict, others: dict, words: str) -> None:
-    both = set(feeds) & set(others)
-    if both:
-        # TensorFlow's words, which users may look for.
-        raise RuntimeError('%s Conflict(s): %s' % (words, list(both)))
-
-
-def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
-    options.trace_level = max(options.trace_level, more.trace_level)
-    options.timeout_in_ms = max(options.timeout_in_ms, more.timeout_in_ms)
-    options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
-    options.output_partition_graphs |= more.output_partition_graphs
-    options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
-    debug, more_debug = options.debug_options, more.debug_options
-    debug.debug_tensor_watch_opts.extend(more_debug.debug_tensor_watch_opts)
-    debug.reset_disk_byte_usage |= more_debug.reset_disk_byte_usage

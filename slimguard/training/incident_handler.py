@@ -1,4 +1,9 @@
-"""What happens after an incident, in this order: examine, decide, act, record."""
+"""What happens after an incident, in this order: examine, decide, act, record.
+
+The decision may depend on the cause, so the step is examined first, as far as the policy that is
+foreseen needs it. The bundle has the decision, and the variables as the step left them, so it is
+written between the decision and the act.
+"""
 
 from typing import Any, Callable, Optional, Sequence
 
@@ -10,7 +15,7 @@ from slimguard.checkpoints.snapshots import IS_RUINED
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.diagnosis import Diagnosis, Phase
-from slimguard.diagnosis.evidence import Evidence
+from slimguard.diagnosis.evidence import Depth, Evidence
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
@@ -97,7 +102,7 @@ class IncidentHandler:
                 self._examine_and_decide(session, opened, override is None)
                 for other in beside:
                     self._examine(session, other)
-                    self._keep(other, ends=False)
+                    self._keep(other, Depth.DRAWN)
                 if override is None:
                     self._act(run_context, opened)
                 else:
@@ -116,22 +121,22 @@ class IncidentHandler:
         """Also notes the action to come, for the bundle."""
         try:
             ruin = self._ruin_at(opened)
-            self._examine_ahead(session, opened, is_policy, ruin)
+            foreseen = self._policies.foresee(opened.incident, ruin) if is_policy else None
+            self._examine(session, opened, self._depth_for(foreseen))
             policy = self._decide(opened, ruin)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
-            self._keep(opened, ends=True)
+            self._keep(opened, Depth.FULL)
             raise
         opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
-        self._keep(opened, ends=is_policy and policy.ends)
+        self._keep(opened, Depth.FULL if is_policy and policy.ends else Depth.DRAWN)
 
-    def _examine_ahead(self, session, opened: OpenIncident, is_policy: bool, ruin: str) -> None:
-        """Examines a step as far as the decision needs, if policies and no user decide."""
-        foreseen = self._policies.foresee(opened.incident, ruin) if is_policy else None
-        ends = foreseen is not None and foreseen.ends
-        decides = ends or isinstance(foreseen, Rollback)
-        ends = ends and not self._policies.may(Skip)
-        self._examine(session, opened, decides, ends)
+    def _depth_for(self, foreseen: Optional[Policy]) -> Depth:
+        """How far the decision needs a step searched; None if the user decides."""
+        if foreseen is None or not (foreseen.ends or isinstance(foreseen, Rollback)):
+            return Depth.DRAWN
+        is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes it
+        return Depth.FULL if is_sure else Depth.SHORT
 
     def _decide(self, opened: OpenIncident, ruin: str) -> Policy:
         """Chooses the policy, and notes what it says of the incident."""
@@ -147,27 +152,18 @@ class IncidentHandler:
             self._policies.note_overflow()
         return policy
 
-    def _examine(
-        self, session, opened: OpenIncident, decides: bool = False, ends: bool = False
-    ) -> None:
-        """Finds and notes what made a step bad. The weights are as it found them: nobody acted yet.
-
-        Args:
-          session: the session.
-          opened: the incident.
-          decides: whether what is done depends on what is found.
-          ends: whether the training ends with this incident, whatever is found.
-        """
+    def _examine(self, session, opened: OpenIncident, depth: Depth = Depth.DRAWN) -> None:
+        """Notes what made a step bad. The weights are as it found them: nobody acted yet."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             step = opened.incident, opened.labels
-            opened.note_found(evidence.examine(session, *step, decides, ends, opened.history))
+            opened.note_found(evidence.examine(session, *step, depth, opened.history))
 
-    def _keep(self, opened: OpenIncident, ends: bool) -> None:
-        """Writes the bundle; searches all of the step first if the training `ends` with it."""
+    def _keep(self, opened: OpenIncident, depth: Depth) -> None:
+        """Writes the bundle; searches the step first as far as it was not."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
-            opened.note_found(evidence.keep(opened.found, opened.incident, ends))
+            opened.note_found(evidence.keep(opened.found, opened.incident, depth))
             opened.note_reason(opened.found.why_not)
 
     def _evidence_of(self, opened: OpenIncident) -> Optional[Evidence]:
@@ -300,7 +296,7 @@ class IncidentHandler:
             self._policies.step_was_skipped(is_decided=False)
         self._record(opened)
 
-    # A new session, and its good steps.
+    # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
         """Prepares a new session: at once if its variables have values, else before a step."""
@@ -331,16 +327,6 @@ class IncidentHandler:
             on_rollback = next(filter(None, calls), None)
             if on_rollback is not None:
                 on_rollback(session, went_back)
-
-    def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often the job of a new session has rolled back."""
-        self._policies.note_rollbacks(rollbacks)
-        self._recovery.join_job(rollbacks)
-
-    def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step without an incident, and its loss, or None if that is not known."""
-        self._policies.step_was_good()
-        self._recovery.snapshots.step_was_good(session, loss)
 
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""

@@ -20,7 +20,7 @@ from slimguard.compat import tf_callers, tf_private
 from slimguard.graph.sessions import REPLACES
 from slimguard.graph.single_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
-from slimguard.training.watched_runs import HookFetches
+from slimguard.training.hook_calls import HookFetches
 
 # Each takes an executor of its own in the session, and its memory.
 MOST_KINDS = 16

@@ -1,4 +1,4 @@
-"""Going back to an earlier state after an incident: this process alone, or with its job."""
+"""The policy `Rollback`, carried out: which state to go back to, alone or with the whole job."""
 
 from typing import Any, Iterator, List, Optional, Union
 
@@ -14,7 +14,7 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Policy, Rollback
 from slimguard.system.log import log
-from slimguard.training.back_off import BackOff, back_off_in
+from slimguard.training.learning_rate_factor import LearningRateFactor, rate_factor_in
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.step_history import Histories
 from slimguard.training.training import Training
@@ -35,7 +35,7 @@ class Recovery:
     Args:
       restorer: restores checkpoints; None if there is no logdir to find one in.
       snapshots: the states that are kept in memory; by default none is.
-      back_off: makes updates smaller afterwards; None if no policy asks for that.
+      rate_factor: makes updates smaller afterwards; None if no policy asks for that.
 
     Attributes:
       snapshots: as given; each good step and each spike is noted there.
@@ -46,11 +46,11 @@ class Recovery:
         self,
         restorer: Optional[Restorer] = None,
         snapshots: Optional[Snapshots] = None,
-        back_off: Optional[BackOff] = None,
+        rate_factor: Optional[LearningRateFactor] = None,
     ):
         self._restorer: Any = restorer
         self.snapshots = Snapshots() if snapshots is None else snapshots
-        self._back_off = back_off
+        self._rate_factor = rate_factor
         # The state that the last rollback restored, by its name, and its global step.
         self._went_back_to: Optional[str] = None
         self._went_back_step: Optional[int] = None
@@ -102,11 +102,11 @@ class Recovery:
         """
         if self._restorer is None:
             raise ValueError(NO_LOGDIR)
-        back_off, factor = self._back_off, None
+        rate_factor, factor = self._rate_factor, None
         if policy.learning_rate is not None:
-            if back_off is None:
-                raise ValueError(_NO_BACK_OFF)
-            factor = back_off.after(session, policy.learning_rate)
+            if rate_factor is None:
+                raise ValueError(_NOT_READY)
+            factor = rate_factor.after(session, policy.learning_rate)
         if job is not None:
             if not self._job_can(opened, job):
                 return False
@@ -114,8 +114,8 @@ class Recovery:
             job.roll_back(opened.incident)
         with self._restorer.nobody_saves():
             is_back = self._restore(session, opened)
-        if is_back and back_off is not None and factor is not None:
-            back_off.shrink_to(session, factor)
+        if is_back and rate_factor is not None and factor is not None:
+            rate_factor.shrink_to(session, factor)
             opened.note(learning_rate=factor)
         return is_back
 
@@ -206,18 +206,18 @@ class Recovery:
         Raises:
           tf.errors.FailedPreconditionError: if a variable is not initialized.
         """
-        if self._back_off is not None:
-            self._back_off.enter(session)
+        if self._rate_factor is not None:
+            self._rate_factor.enter(session)
             if went_back is not None and went_back.learning_rate is not None:
-                self._back_off.shrink_to(session, went_back.learning_rate)
+                self._rate_factor.shrink_to(session, went_back.learning_rate)
         if saves and went_back is None and self._restorer is not None:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
         """For a session whose checkpoint folder becomes known later."""
         self._restorer.before_step(session)
-        if self._back_off is not None:
-            self._back_off.before_step(session)
+        if self._rate_factor is not None:
+            self._rate_factor.before_step(session)
 
 
 def _name_of(state: Union[Snapshot, str]) -> str:
@@ -273,7 +273,7 @@ def recovery_in(
     if ranks.are_several and not goes_back:
         return Recovery()
     is_shared = training.makes_sessions and not ranks.are_several
-    smaller = back_off_in(graph, policies, lambda: directory, is_shared, ranks)
+    smaller = rate_factor_in(graph, policies, lambda: directory, is_shared, ranks)
     snapshots = Snapshots(policies.snapshots, is_shared=ranks.are_several)
     if ranks.are_several:
         return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
@@ -296,7 +296,7 @@ _LEFT = 'the state gone back to is saved as the newest: %s; a restart begins the
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'
 )
-_NO_BACK_OFF = (
+_NOT_READY = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '
     'op is made ready for it before the first step; a callable may then return it'
 )

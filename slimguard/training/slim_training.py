@@ -1,4 +1,4 @@
-"""What a training in slim's loop has to be, and what it has around it."""
+"""`slimguard.train`: checks what it is given, opens the training, and runs slim's loop in it."""
 
 import contextlib
 import functools

@@ -6,7 +6,7 @@ import math
 import statistics
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -26,6 +26,7 @@ from slimguard.incidents.history import (
 from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
+from slimguard.training.open_incident import OpenIncident
 
 # The default number of steps to keep.
 STEPS = 200
@@ -130,37 +131,33 @@ class StepHistory:
             self._loss.clear()
             self._norm.clear()
 
-    def note_bad(
-        self, row: np.ndarray, labels: Sequence[gates.Label], max_loss: Optional[float]
-    ) -> Tuple[Optional[float], Optional[float], Dict[str, str]]:
-        """Notes a held step.
+    def note_bad(self, opened: OpenIncident, row: np.ndarray, max_loss: Optional[float]) -> None:
+        """Notes a held step, and in its incident what the last steps say of it.
 
         Args:
+          opened: the incident.
           row: the row of the step.
-          labels: the labels of what the gate found to be bad.
           max_loss: as for `limits`.
-
-        Returns:
-          The norm of its gradients, None if the gate knows none; the norm as a multiple of the
-          usual one, None if that is not known; and by kind the text about a number above its limit.
         """
         self._rows.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
-        ratio = norm / usual if norm is not None and usual else None
-        return norm, ratio, self._limits_in_words(labels, row[LOSS], norm, max_loss)
+        above = self._limits_in_words(opened.labels, row[LOSS], norm, max_loss)
+        opened.note(
+            gradient_norm=norm,
+            gradient_norm_ratio=norm / usual if norm is not None and usual else None,
+            reason=gates.explain(opened.labels, above).reason,
+        )
+        opened.is_spike = opened.is_finite and bool(above)
+        # A copy: other threads may train in the session, and note their steps meanwhile.
+        rows = list(self._rows)
+        opened.history = History(self.gate.measures.gradients, rows) if rows else None
 
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:
             return self._norm.median
         good = [norm_of(row) for row in list(self._rows)[-_WINDOW:] if row[IS_GOOD]]
         return statistics.median(good) if good else None
-
-    def last(self) -> Optional[History]:
-        """The last steps, as they go into a bundle; None if none is kept."""
-        # A copy: other threads may train in the session, and note their steps meanwhile.
-        rows = list(self._rows)
-        return History(self.gate.measures.gradients, rows) if rows else None
 
     def _limits_in_words(
         self,

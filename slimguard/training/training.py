@@ -1,4 +1,4 @@
-"""What a process does for a training besides its steps: :class:`Training`."""
+"""A training's settings, captures of bad steps, last save and logdir: :class:`Training`."""
 
 import contextlib
 import os
@@ -231,9 +231,9 @@ _IS_RUINED = (
 def occupied(logdir: str) -> Iterator[None]:
     """Marks a logdir as in use by this process; warns if another process already trains there.
 
-    It holds an advisory lock on the file ``LOGDIR/slimguard/lock``, which the system lets go of
-    when the process ends, however it ends. A process on another machine may not be noticed, nor is
-    any where there are no such locks. Nobody is ever refused.
+    It holds an advisory lock on the file ``LOGDIR/slimguard/lock``. The system releases the lock
+    when the process ends, also if it is killed. Another process may go unnoticed if it runs on
+    another machine, or if the file system has no locks.
     """
     with contextlib.ExitStack() as stack:
         if fcntl is not None and not files.is_remote(logdir):

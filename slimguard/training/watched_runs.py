@@ -2,16 +2,14 @@
 
 Run          a kind of run: what to fetch in it, and how to read the incidents from the values
 WatchedRuns  which runs of a session are steps; the `Run` of each kind
-HookFetches  refuses what hooks fetch around a gate
 """
 
 import functools
 import math
 import os
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -114,7 +112,7 @@ class Run:
                 history.note_good(row)
             elif history is not None and reported:
                 # Of threads that train in one session, one may take the report of another's step.
-                _add_history(reported[-1], history, row, max_loss)
+                history.note_bad(reported[-1], row, max_loss)
             incidents += reported
         for each, count in zip(self._beside, values[len(self.gates) :]):
             incidents += _reported_in(run_context, each.gate) if count else []
@@ -168,28 +166,15 @@ def _reported_in(run_context, gate: gates.Gate) -> List[OpenIncident]:
     return [of_gate(gate, report) for report in reports[gate]]
 
 
-def _add_history(
-    opened: OpenIncident, history: StepHistory, row: np.ndarray, max_loss: Optional[float]
-) -> None:
-    """Adds to an incident what the last steps say of it; keeps the row of the step."""
-    norm, ratio, above = history.note_bad(row, opened.labels, max_loss)
-    opened.note(
-        gradient_norm=norm,
-        gradient_norm_ratio=ratio,
-        reason=gates.explain(opened.labels, above).reason,
-    )
-    opened.history = history.last()
-    opened.is_spike = opened.is_finite and bool(above)
-
-
 def _by_run(incidents: Sequence[OpenIncident]) -> List[List[OpenIncident]]:
-    """The incidents that a run has reported, by the run in which they happened.
+    """Groups the incidents that gates report after a run; some may be of earlier runs.
 
     Returns:
-      Lists of one incident each. If several gates refused the batch of the last run, their
-      incidents are in one list, the last, with the gravest first.
+      Lists of incidents. If several gates refused the batch of the run that just ended, the last
+      list has their incidents, the gravest first. Each other list has one incident.
     """
-    # A gate reports the last run last; a thread runs the writes beside the steps.
+    # The last report of a gate is of the run that just ended. Gates beside the steps are left out:
+    # a thread runs them, on batches of its own.
     of_gates = [each for each in incidents if each.gate is not None and not each.gate.is_beside]
     last = {each.gate: each for each in of_gates}
     if len(last) < 2:
@@ -235,8 +220,7 @@ class WatchedRuns:
         self._row_of = row_of
         self._refusal = refusal
         self._runs = RunKinds()
-        self._around = Around()
-        self._named: Set[str] = set()  # train ops of others, which the log has named
+        self._named: Set[str] = set()  # what the log has named: train ops of others, variables
         self._process = os.getpid()
 
     def run_for(self, run_context) -> Optional[Run]:
@@ -277,7 +261,7 @@ class WatchedRuns:
                 self._log_no_gate(run_gates, graph)
                 return None
             if not self._guards_beside:
-                self._around.refuse(elements, run_gates, fed)
+                refuse_around(elements, run_gates, fed, self._named)
             in_branches = [each for each in mine if graphs.flow_around(op_of(each.original))]
             always_run = [each for each in mine if each not in in_branches]
             histories = [self._histories.of(gate) for gate in always_run]
@@ -403,60 +387,3 @@ def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
         return any(map(graphs.is_apply, needed))
     writes = graphs.Writes(graph)
     return loss.op in needed or any(op in writes for op in needed)
-
-
-# Runs that go around a gate.
-
-
-class Around:
-    """Refuses runs that go around gates; logs once each variable that a bad step would change."""
-
-    def __init__(self) -> None:
-        self._named: Set[str] = set()
-
-    def refuse(self, elements: list, run_gates: Sequence[gates.Gate], fed, by: str = '') -> None:
-        """As `refuse_around`, whose `on_told` goes to the log."""
-        refuse_around(elements, run_gates, fed, self._log_once, by)
-
-    def _log_once(self, name: str, why: str) -> None:
-        if name not in self._named:
-            self._named.add(name)
-            log().error('the update of %r is NOT guarded: %s', name, why)
-
-
-class HookFetches:
-    """Refuses steps in which a hook's fetches go around a gate, as it does for the loop's own.
-
-    Args:
-      graph: the graph of the session.
-    """
-
-    def __init__(self, graph: tf.Graph):
-        self._graph = graph
-        self._around = Around()
-        self._kinds = RunKinds()
-
-    def require_gated(
-        self, fetches: Mapping[Any, Any], feed_dict: Any, asked: Any, of_loop: Any = ()
-    ) -> None:
-        """Checks a step before its run.
-
-        Args:
-          fetches: the fetches by hook; those of the loop under a str in place of a hook.
-          feed_dict: the feeds of the loop and the hooks.
-          asked: a key that identifies these fetches.
-          of_loop: other fetches of the loop.
-
-        Raises:
-          OutsideTheGateError: names the hook, and says as much as `refuse_around`.
-        """
-        fed = inner_feeds(self._graph, feed_dict)
-        self._kinds.of(self._look, [dict(fetches), of_loop], fed, asked=asked)
-
-    def _look(self, both: list, fed: Sequence[tf.Tensor]) -> bool:
-        run_gates = gates_run_by(fetched_elements(both, self._graph), self._graph)
-        for hook in both[0] if run_gates else ():
-            if not isinstance(hook, str):
-                own = fetched_elements(both[0][hook], self._graph)
-                self._around.refuse(own, run_gates, fed, type(hook).__name__)
-        return True

@@ -67,7 +67,8 @@ class ScriptFiles:
         return kept_on(graph, 'saves', lambda: ScriptSaves(lambda: self._seen.train_ops))
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
-        # Not so a save in a signal's handler, which may come in the midst of the script's own.
+        # A FiniteSaver calls the saver that it wraps with a SavingSession. A signal handler may
+        # save in the middle of that, with the script's session; that save is checked as well.
         if self._inside and isinstance(sess, SavingSession):
             return original(saver, sess, save_path, *args, **kwargs)
         with self._inside:

@@ -21,13 +21,14 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
 from slimguard.system.log import log
 from slimguard.system.signals import is_main_thread
-from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedStep
+from slimguard.training.learning_rate_factor import rate_factor_in
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.recovery import Recovery
 from slimguard.training.training import Training
+from slimguard.training.watched_runs import Run
 from slimguard.unedited.ending import Account, after_stop
 from slimguard.unedited.script_files import ScriptFiles, folder_of
 from slimguard.unedited.train_steps import GuardedStep
@@ -50,12 +51,12 @@ def is_of_incident(error: BaseException) -> bool:
 
 
 def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
-    """Runs something that 'stop' may end; that is no failure, and stderr says so.
+    """Calls `run(*args)`. If the policy 'stop' ends it, prints that on stderr and returns None.
 
     Args:
       files: where the script saves.
-      run: what to run.
-      *args: what to run it with.
+      run: the code of the script.
+      *args: its arguments.
     """
     try:
         return run(*args)
@@ -110,14 +111,16 @@ class ScriptWatcher(GateWatcher):
         """It is known later: see `_keep_record`."""
 
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
-        smaller = back_off_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
+        smaller = rate_factor_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
         snapshots = Snapshots(policies.snapshots, is_shared=self._ranks.are_several)
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)
 
-    def before_step(self, session) -> None:
-        GateWatcher.before_step(self, session)
-        self._recovery.before_step(session)  # the script may have shown by now where it saves
+    def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
+        asked = GateWatcher.ask(self, run_context, run)
+        # The script may have shown by now where it saves.
+        self._recovery.before_step(run_context.session)
+        return asked
 
     def step_was_good(self, session, loss: Any) -> None:
         if self.recorded_in is None and self._files.is_settled(session.graph):

@@ -36,7 +36,7 @@ found = gate.gate_of(gate.guard(train_op))
 capture = Capture(found)
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
-    fetches = [found.written, found.bad, found.loss, capture.fetch]
+    fetches = [found.written, found.bad, found.loss, capture.row]
     written, bad, value, _ = session.run(fetches, {found.watched: True})
     labels = [label for label, is_bad in zip(found.labels, bad) if is_bad]
     values = capture.take(session)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import BundleError, arrays, reading
-from slimguard.diagnosis.step import Step
+from slimguard.diagnosis.rerun_step import Step
 from slimguard.system import files
 from tests.helpers import zoo
 from tests.helpers.bundles import variables_of, write

@@ -10,7 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle, exported_step, replay
-from slimguard.diagnosis.evidence import Evidence
+from slimguard.diagnosis.evidence import Depth, Evidence
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Batches, Linear, LogLines, records_in
 
@@ -20,13 +20,13 @@ tf1 = tf.compat.v1
 class Watch(tf1.train.SessionRunHook):
     """Fetches what `Evidence` needs, and asks it after each bad step."""
 
-    def __init__(self, gate, evidence, is_last=False, reasons=()):
-        self._gate, self._evidence, self._is_last = gate, evidence, is_last
+    def __init__(self, gate, evidence, depth=Depth.DRAWN, reasons=()):
+        self._gate, self._evidence, self._depth = gate, evidence, depth
         self._reasons = iter(reasons)
         self.found = []
 
     def before_run(self, run_context):
-        fetches = [self._gate.written, self._gate.bad, self._evidence.capture.fetch]
+        fetches = [self._gate.written, self._gate.bad, self._evidence.capture.row]
         return tf1.train.SessionRunArgs(fetches, {self._gate.watched: True})
 
     def after_run(self, run_context, run_values):
@@ -37,8 +37,8 @@ class Watch(tf1.train.SessionRunHook):
             reason = next(self._reasons, finding.reason)
             incident = Incident(len(self.found), None, reason, finding.tensors, 'hook', time.time())
             session = run_context.session
-            examined = self._evidence.examine(session, incident, labels, is_last=self._is_last)
-            kept = self._evidence.keep(examined, incident, self._is_last)
+            examined = self._evidence.examine(session, incident, labels, self._depth)
+            kept = self._evidence.keep(examined, incident, self._depth)
             self.found.append(kept)
 
 
@@ -46,7 +46,7 @@ def train(logdir, bad, steps=4, **kwargs):
     model = Linear(bad=bad)
     train_op = gate.guard(model.minimize(), model.loss)
     found = gate.gate_of(train_op)
-    watching = ('is_last', 'reasons')
+    watching = ('depth', 'reasons')
     watching = {name: kwargs.pop(name) for name in watching if name in kwargs}
     hook = Watch(found, Evidence(found, logdir, **kwargs), **watching)
     with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
@@ -101,7 +101,7 @@ def test_without_a_logdir_there_is_a_diagnosis_and_no_file(tmp_path, monkeypatch
 def test_where_there_are_all_bundles_bad_data_are_told_without_a_search(tmp_path):
     found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2)
     assert [f.bundle is not None for f in found] == [True, True, False]
-    assert [f.is_searched for f in found] == [True, True, False]
+    assert [f.depth is Depth.FULL for f in found] == [True, True, False]
     assert found[2].diagnosis.in_short == found[1].diagnosis.in_short
     assert 'not searched for the cause: max_bundles=2 is reached' in str(found[2].diagnosis)
 
@@ -112,7 +112,7 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
     with LogLines() as lines:
         found = train(str(tmp_path), range(6), steps=6, max_bundles=2, reasons=reasons)
     # As many kinds as bundles: a training of which each incident is another kind goes on as well.
-    assert [f.is_searched for f in found] == [True, True, False, True, False, False]
+    assert [f.depth is Depth.FULL for f in found] == [True, True, False, True, False, False]
     # The first of a kind stays, and what repeats it goes.
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
     (said,) = [line for line in lines if 'as max_bundles=2 allows' in line]
@@ -123,7 +123,7 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
 
 
 def test_the_last_incident_is_always_written(tmp_path):
-    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2, is_last=True)
+    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2, depth=Depth.FULL)
     assert all(f.bundle is not None for f in found)
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[2].bundle]
 

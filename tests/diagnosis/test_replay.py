@@ -10,7 +10,7 @@ import tensorflow as tf
 from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import arrays
-from slimguard.diagnosis.step import Step
+from slimguard.diagnosis.rerun_step import Step
 from tests.helpers import zoo
 from tests.helpers.bundles import write
 from tests.helpers.children import forked_python

@@ -7,6 +7,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import gate as gates
 from slimguard.diagnosis.capture import Capture
+from slimguard.incidents.history import UNTOLD
 from tests.helpers.models import Linear
 
 tf1 = tf.compat.v1
@@ -22,8 +23,7 @@ class Watched:
         )
         self.gate = gates.gate_of(train_op)
         self.capture = Capture(self.gate) if captures else None
-        count = self.gate.untold_count if self.capture is None else self.capture.untold_count
-        self.fetches = [train_op, count]
+        self.fetches = [train_op, (self.capture or self.gate).row[UNTOLD]]
         self.session = tf1.Session()
         self.session.run(tf1.global_variables_initializer())
 
@@ -88,7 +88,7 @@ def test_a_source_in_a_branch_does_not_keep_the_count_back(taken):
         loss, tf1.train.GradientDescentOptimizer(0.1), global_step=step, check_numerics=False
     )
     gate = gates.gate_of(train_op)
-    count = Capture(gate).untold_count
+    count = Capture(gate).row[UNTOLD]
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         gate.untold.watch(session)

@@ -267,7 +267,7 @@ class Failed:
         for self.steps in range(steps):
             fed = dict(feed(self.steps) if feed else {})
             fed[self.gate.watched] = True
-            fetches = [self.gate.written, self.gate.bad, loss, self.capture.fetch]
+            fetches = [self.gate.written, self.gate.bad, loss, self.capture.row]
             written, bad, self.loss, _ = self.session.run(fetches, fed)
             if not written:
                 break

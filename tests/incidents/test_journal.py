@@ -257,6 +257,22 @@ class TestLog:
         ]
         assert 'not finite: loss, see incident 3; update not applied' in lines[2]
 
+    def test_a_number_in_the_log_is_the_place_in_the_record_also_after_a_refused_save(self, folder):
+        model = Linear(bad={1})
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        metric = tf1.get_local_variable('metric', [])  # no gate writes it
+        saver = slimguard.FiniteSaver([*tf1.global_variables(), metric])
+        session = slimguard.watch(tf1.Session(), on_nan='skip', logdir='logs')
+        with session, LogLines() as lines:
+            session.run([tf1.global_variables_initializer(), metric.initializer])
+            session.run(train_op)
+            session.run(metric.assign(np.nan))
+            saver.save(session, 'logs/m')
+            session.run(train_op)
+        actions = [each.action for each in slimguard.read_incidents('logs')]
+        assert actions == ['save refused', 'skip']
+        assert [line.split()[1] for line in lines if line.startswith('incident ')] == ['2']
+
     def test_many_lines_are_held_back_and_counted(self):
         now = [0.0]
         record = journal.Journal(clock=lambda: now[0])

@@ -36,7 +36,7 @@ _GATHERS = frozenset('Gather GatherV2 ResourceGather'.split())
 _ROWS = re.compile(r'(Resource)?ScatterUpdate$')
 _ROUNDING = 2e-7  # of weights that add up to one
 _LARGEST_CONSTANT = 1e6
-# Checked values divided by this can be added to a large number for ever.
+# However often checked values, divided by this, are added to a large number, it stays finite.
 _LEAST_EPSILON = 1e-12
 _KEEP_FINITE = frozenset(
     'Identity ReadVariableOp Const Cast Sub Add AddV2 AddN Neg Minimum Maximum Sqrt Reshape '

@@ -1,4 +1,4 @@
-"""Smaller updates after a rollback: the factor of the learning rates, kept beside the checkpoints.
+"""The factor of the learning rates after rollbacks, kept beside the checkpoints for a restart.
 
 The factor is in the session (:mod:`slimguard.gate.learning_rates`), and so it ends with the
 session. For a restart it is in the file ``LOGDIR/slimguard/learning_rate.json``, since checkpoints
@@ -21,7 +21,7 @@ _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
 
 
-class BackOff:
+class LearningRateFactor:
     """The factor of one training's learning rates: in its sessions, and in its logdir.
 
     Args:
@@ -113,14 +113,14 @@ class BackOff:
             )
 
 
-def back_off_in(
+def rate_factor_in(
     graph: tf.Graph,
     policies: FallbackChain,
     directory: Callable[[], Optional[str]],
     is_shared: bool,
     ranks: gates.Ranks = _ALONE,
-) -> Optional[BackOff]:
-    """The `BackOff` of a graph, if a policy lowers the learning rate, or did so before.
+) -> Optional[LearningRateFactor]:
+    """The `LearningRateFactor` of a graph, if a policy lowers the learning rate, or did so before.
 
     Args:
       graph: the graph of the training.
@@ -135,9 +135,9 @@ def back_off_in(
     rates = gates.learning_rates_of(graph)
     if policies.learning_rate is None:
         warn_of_another_policy(directory())
-        return None if rates is None else BackOff(rates, lambda: None, ranks)
+        return None if rates is None else LearningRateFactor(rates, lambda: None, ranks)
     rates = rates or gates.scale_learning_rates(graph, is_shared)
-    return BackOff(rates, directory, ranks)
+    return LearningRateFactor(rates, directory, ranks)
 
 
 def warn_of_another_policy(directory: Optional[str]) -> None:

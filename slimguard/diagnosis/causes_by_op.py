@@ -1,4 +1,4 @@
-"""A table: what each type of op requires of its inputs, and what it returns for other inputs.
+"""By type of op, what it requires of its inputs and what breaks that: 'log of 0', 'division by 0'.
 
 Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
 measured inputs break its precondition. If no rule explains an op, the diagnosis says only that it
@@ -92,7 +92,7 @@ class Rule(NamedTuple):
 
 def explain(culprit: Culprit) -> Cause:
     """Why an op returned something non-finite, by the first rules whose precondition is broken."""
-    found: List[str] = []
+    sentences: List[str] = []
     first: Broken = None
     is_overflow, at = False, None
     for rule in _RULES:
@@ -102,15 +102,15 @@ def explain(culprit: Culprit) -> Cause:
             continue
         broken = _broken(rule, culprit)
         sentence, ends = _sentence(rule, broken), rule.is_overflow or bool(rule.gradient_of)
-        if sentence and not found:
+        if sentence and not sentences:
             first, is_overflow, at = broken, rule.is_overflow, rule.at
-        if sentence and not (found and ends):
-            found.append(sentence)
+        if sentence and not (sentences and ends):
+            sentences.append(sentence)
         if sentence and ends:
             break
-    if found:
+    if sentences:
         mask = first if isinstance(first, np.ndarray) else None
-        return Cause(' and '.join(found), is_overflow, broken=mask, at=at)
+        return Cause(' and '.join(sentences), is_overflow, broken=mask, at=at)
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'

@@ -302,7 +302,7 @@ class TestLog:
     def test_the_line_before_an_error_leaves_the_rest_to_it(self):
         record = journal.Journal()
         with LogLines() as lines:
-            cause, why = 'log of 0, in row 1; Log; train.py:8', "; 'skip' passed over, as ..."
+            cause, why = 'log of 0, in row 1; Log; train.py:8', "; 'skip' does not apply, since ..."
             record.record(incident(action='raise'), cause=cause, why=why)
         assert lines[0].partition(': ')[2] == (
             'log of 0, in row 1; update not applied, raising NanLossError.'

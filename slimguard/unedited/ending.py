@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 import numpy as np
 import tensorflow as tf
 
+from slimguard.gate.reading.losses import NOT_KNOWN
 from slimguard.incidents.fallback_chain import skipped_in_words
 from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.policies import Skip
@@ -84,13 +85,7 @@ class Account:
         """Says, once, that the loss of a train op is not known, and why; '' if it trains none."""
         if name not in self._without_loss:
             self._without_loss.add(name)
-            log().warning(
-                'the loss of train op %r is not known, so it is neither checked nor '
-                'compared with max_loss: %s. Its gradients, and what it writes, are checked all '
-                'the same. slimguard.guard(train_op, loss=...) gives it a loss.',
-                name,
-                why or 'it computes no gradients of a loss',
-            )
+            log().warning(NOT_KNOWN, name, why or 'it computes no gradients of a loss')
 
     def _note_first(self) -> None:
         if not self.has_trained:

@@ -81,6 +81,12 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
     assert 'skip    in the forward pass: log of 0; not finite: loss, w0, w1, w2' in lines[1]
 
 
+def test_checkpoints_answers_without_the_lines_that_tensorflow_prints_when_it_is_loaded(tmp_path):
+    (tmp_path / 'graph.pbtxt').write_text('')
+    done = python('-m', 'slimguard', 'checkpoints', tmp_path)
+    assert (done.stdout, done.stderr) == ('no checkpoints in %s\n' % tmp_path, '')
+
+
 def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_not_named(
     tmp_path, capsys
 ):

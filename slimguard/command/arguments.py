@@ -126,13 +126,34 @@ def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
     """Imports TensorFlow; ends the command with a sentence if that is not possible."""
     find_tensorflow(as_json, besides)
     try:
-        importlib.import_module('tensorflow')
+        with _without_stderr():
+            importlib.import_module('tensorflow')
     except Exception as error:  # numpy or protobuf may raise anything
         refuse(
             'TensorFlow is installed and cannot be imported (%s: %s); slimguard doctor says how to '
             'mend it' % (type(error).__name__, error),
             as_json,
         )
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drops the lines that TensorFlow's libraries print when they are loaded.
+
+    No variable silences all of them. An import that fails raises an error all the same.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, 'wb') as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def require_file_system(folder: str) -> None:

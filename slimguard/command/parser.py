@@ -284,7 +284,8 @@ def _add_incidents(commands) -> None:
     incidents.add_argument(
         '--all', action='store_true', help='print a table of all incidents, with their tensors'
     )
-    incidents.add_argument('--json', action='store_true', help=_JSON)
+    explained = '; help(slimguard.Incident) explains those of an incident, such as held'
+    incidents.add_argument('--json', action='store_true', help=_JSON + explained)
 
 
 def _add_replay(commands) -> None:

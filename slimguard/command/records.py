@@ -16,7 +16,7 @@ from typing import Any, Dict, List
 
 from slimguard.command import arguments
 from slimguard.command.documents import print_document, refuse
-from slimguard.incidents import incident_groups, record_file
+from slimguard.incidents import advice, incident_groups, record_file
 from slimguard.incidents.incident import replay_hint, report_hint
 from slimguard.incidents.incident_groups import Group
 from slimguard.incidents.record_file import Record
@@ -114,7 +114,7 @@ def _lines_of(group: Group) -> List[str]:
     known += [] if first.learning_rate is None else ['learning rate x%g' % first.learning_rate]
     one = group.count == 1
     told.append('  %s%s' % ('' if one else 'the first: ', ', '.join(filter(None, known))))
-    told += [] if first.advice is None else ['  ' + first.advice]
+    told += ['  ' + line for line in advice.what_to_do(first.cause, first.advice)]
     if first.bundle is not None:
         told.append('  ' + replay_hint(first.bundle))
     return told

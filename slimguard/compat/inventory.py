@@ -26,6 +26,9 @@ from slimguard.compat.repairs import (
 _TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()
 
 
+_PUT_BACK = 'names that tf-slim needs and this TensorFlow lacks, put back'
+
+
 class Report(NamedTuple):
     """The report; ``str()`` gives a plain text table for a bug report."""
 
@@ -35,7 +38,7 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         lines = _columns(self.versions)
-        lines += ['', 'put back: {}'.format(len(self.repairs) or 'nothing')]
+        lines += ['', '{}: {}'.format(_PUT_BACK, len(self.repairs) or 'none')]
         lines += _columns(self.repairs)
         lines += ['', 'missing: {}'.format(len(self.missing) or 'nothing')]
         for name, why, remedy in self.missing:

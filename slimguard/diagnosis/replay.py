@@ -26,7 +26,8 @@ _BANNER = """\
 The bad step, before it ran. Here are:
   session, graph   as usual, with the variables as they were
   feed             what the step drew; session.run(tensor, feed)
-  gate             gate.loss, gate.bad, gate.labels, ...
+  gate             what checks the step: gate.loss, gate.bad (by check: is it
+                   bad?), gate.labels (by check: what it looks at)
   values           what the step drew, by the names of the training's graph
   diagnosis        what was found
   np, tf

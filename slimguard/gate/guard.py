@@ -20,7 +20,7 @@ from slimguard.gate.building.builder import build
 from slimguard.gate.chief_update import find_chief_updates, run_gated
 from slimguard.gate.gate import Gate, gate_of, gates_of, original_of
 from slimguard.gate.reading.gated_ops import find_gated_ops
-from slimguard.gate.reading.losses import as_scalar, mean_of
+from slimguard.gate.reading.losses import NOT_KNOWN, as_scalar, mean_of
 from slimguard.gate.reading.plan import make_plan
 from slimguard.gate.reading.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
@@ -78,7 +78,7 @@ def guard(
         `apply_gradients`, a `tf.group` or `tf.cond` of these, or anything else that writes.
       loss: a floating scalar Tensor to check as well. By default the train op itself, if it is a
         Tensor with the loss's value; else the members of the LOSSES collection that the train op
-        computes.
+        computes. If there is none, and the train op trains, the log says so.
       max_loss: a positive finite number; a step with a larger loss is bad. Default: no limit. It
         holds the update of that step, but not those before it: an update that makes a training
         explode may come from a step with a small loss.
@@ -105,7 +105,11 @@ def guard(
         require_loss_of(loss, train_op)
     replica = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
     if replica is None:
-        return guard_with_values(train_op, loss, max_loss, ()).train_op
+        is_new = gate_of(train_op) is None
+        gate = guard_with_values(train_op, loss, max_loss, ())
+        if is_new and gate.loss is None and any(map(graphs.is_apply, gate.writes)):
+            log().warning(NOT_KNOWN, gate.original.name, _NONE_GIVEN)
+        return gate.train_op
     # Each replica calls this, with a loss of its own. They share the update, and so the gate.
     gate = replica.merge_call(_guard_replicas, args=(train_op, loss, max_loss))
     value = gate.values.get(key(train_op)) if isinstance(train_op, tf.Tensor) else None
@@ -113,6 +117,9 @@ def guard(
         return gate.train_op
     with ops.our_scope(train_op.graph, 'replica'), tf.device(train_op.device):
         return ops.after([op_of(gate.train_op)], value, 'train_op')
+
+
+_NONE_GIVEN = 'guard() was given none, and the LOSSES collection has none that it computes'
 
 
 def _guard_replicas(strategy, train_op, loss, max_loss: Optional[float]) -> Gate:

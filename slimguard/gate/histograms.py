@@ -43,7 +43,7 @@ def _finite_values(op: tf.Operation) -> tf.Tensor:
     try:
         with ops.at(op):
             values = op.inputs[1]
-            which = tf1.where(tf.math.is_finite(ops.for_arithmetic(values)))
+            which = tf.raw_ops.Where(condition=tf.math.is_finite(ops.for_arithmetic(values)))
             # Its shape is hidden: TensorFlow refuses an input whose known shape is another.
             return tf1.placeholder_with_default(tf.gather_nd(values, which), None)
     finally:

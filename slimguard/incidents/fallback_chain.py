@@ -28,7 +28,7 @@ class FallbackChain:
 
     Attributes:
       fallbacks: the policies and callables, in order.
-      why_not: the end of the last incident's reason: which policies were passed over, and why.
+      why_not: the end of the last incident's reason: which policies did not apply, and why.
       spent: how much of the policy that took it is used up, such as ' (1 of 3 times)'.
     """
 
@@ -156,7 +156,7 @@ class FallbackChain:
                 policy = fallback if fallback.is_willing(self._state) else None
                 why_not = '' if policy else fallback.why_not(self._state)
                 if why_not:
-                    self.why_not += "; '%s' passed over, as %s" % (fallback, why_not)
+                    self.why_not += "; '%s' does not apply, since %s" % (fallback, why_not)
             else:
                 answer = fallback(incident)
                 answer = self._otherwise if answer is None else answer

@@ -157,6 +157,6 @@ def replay_hint(bundle: str) -> str:
     return 'to run it again: python -m slimguard replay ' + shlex.quote(bundle)
 
 
-def report_hint(logdir: str) -> str:
+def report_hint(logdir: str, how_much: str = '') -> str:
     """The command that shows the incidents of a logdir as a page."""
-    return 'to see what happened: python -m slimguard report ' + shlex.quote(logdir)
+    return 'to see what happened%s: python -m slimguard report %s' % (how_much, shlex.quote(logdir))

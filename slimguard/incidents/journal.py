@@ -28,8 +28,6 @@ _DONE = {
 }
 # The number of bad rows that are remembered.
 _MOST_ROWS = 10000
-# The log gives so many incidents of a kind in full; the line of a later one refers to the first.
-_IN_FULL = 2
 _NO_RECORD = (
     'no record of incidents is kept, as no logdir is known; pass '
     "logdir='logs' to slimguard.watch(), slimguard.train() or NanLossHook() to keep one."
@@ -67,9 +65,10 @@ class Journal:
         self._last_logged = 0.0
         self._held_back = 0  # how many were not logged since then
         self._is_raised = False  # whether the last incident ended in a NanLossError
-        # By causes, and by symptoms: the first of each that was logged, and how many were.
-        self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
-        self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
+        # By causes, and by symptoms: the first of each that was logged.
+        self._kinds: Dict[Union[str, Tuple[str, ...]], int] = {}
+        # By the digest of a row: its first incident, and how many had it.
+        self._rows: Dict[str, Tuple[int, int]] = {}
         if logdir is not None:
             self.keep_in(logdir)
 
@@ -79,6 +78,11 @@ class Journal:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
             self._file.make()
+
+    @property
+    def missing(self) -> int:
+        """How many incidents could not be written to the record."""
+        return 0 if self._file is None else self._file.missing
 
     def again(self, rows: Mapping[str, str]) -> str:
         """The end of a reason if an earlier incident had one of the bad rows; '' if none had.
@@ -135,7 +139,7 @@ class Journal:
                 self._held_back,
             )
             self._held_back = 0
-        if told and self.count and self.logdir is not None and not self._is_raised:
+        if told and self.logdir is not None and self.count > self.missing and not self._is_raised:
             log().warning('%s.\n    %s', told, report_hint(self.logdir))
         elif told:
             log().warning('%s.', told)
@@ -169,18 +173,17 @@ class Journal:
             self._held_back += 1
             return
         self._last_logged = now
-        first, times = self._kinds.get(kind, (self._number, 0))
-        self._kinds[kind] = first, times + 1
+        first = self._kinds.setdefault(kind, self._number)
         # If a cause was logged in full, its symptom need not be.
-        self._kinds.setdefault(symptom, (first, _IN_FULL))
+        self._kinds.setdefault(symptom, first)
         say = log().warning if incident.action in ('skip', 'interrupted') else log().error
         if self._held_back:
             done += ' (%d more not shown)' % self._held_back
             self._held_back = 0
         what, between = cause or incident.reason_in_short.replace(why, ''), '.\n    '
-        if times >= _IN_FULL or self._is_raised:
+        if first != self._number or self._is_raised:
             what, between = what.partition('; ')[0], '; '
-        if times >= _IN_FULL:
+        if first != self._number:
             what += ', see incident %d' % first
         done += '' if self._is_raised else why  # the error's message has it
         say('incident %d %s: %s%s%s.', self._number, incident.where, what, between, done)

@@ -47,16 +47,19 @@ class IncidentFile:
     """The record in a logdir, for appending.
 
     A failure to write is logged once and raises nothing: the training is worth more. When the file
-      is closed, the log says how many incidents are missing.
+    is closed, the log says how many incidents are missing.
 
     Args:
       logdir: the directory, as a str, bytes or `os.PathLike`; '' is the working directory.
+
+    Attributes:
+      missing: how many incidents could not be written.
     """
 
     def __init__(self, logdir: files.Path):
         self._path = path_in(logdir or os.curdir)
         self._process = '%s:%d' % (socket.gethostname(), os.getpid())
-        self._missing = 0
+        self.missing = 0
         self._trouble = ''
         self._count = self._counted_to = 0  # incidents, bytes
 
@@ -66,7 +69,7 @@ class IncidentFile:
 
     def append(self, incident: Incident) -> int:
         """Writes a line. Returns how many incidents the record has by then."""
-        self._missing += not self._write(line_of(incident, self._process))
+        self.missing += not self._write(line_of(incident, self._process))
         with contextlib.suppress(*files.errors(self._path)):
             with files.open_to_read(self._path) as file:  # others write there as well
                 file.seek(self._counted_to)
@@ -77,10 +80,10 @@ class IncidentFile:
 
     def close(self) -> None:
         """Logs how many incidents the record lacks."""
-        if self._missing:
+        if self.missing:
             why = self._trouble or 'it could not be written for a while'
-            log().error('%d incidents are missing in %s: %s', self._missing, self._path, why)
-            self._missing = 0
+            log().error('%s: %s', missing_in(self._path, self.missing), why)
+            self.missing = 0
 
     def _write(self, line: bytes) -> bool:
         trouble = ''
@@ -94,6 +97,11 @@ class IncidentFile:
             log().error('%s cannot be written: %s', self._path, trouble)
         self._trouble = trouble
         return not trouble
+
+
+def missing_in(path: str, count: int) -> str:
+    """How many incidents a record lacks, in words."""
+    return '%d incident%s missing in %s' % (count, ' is' if count == 1 else 's are', path)
 
 
 def _write_line(file: Any, line: bytes) -> None:

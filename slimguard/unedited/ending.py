@@ -8,10 +8,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 import numpy as np
 import tensorflow as tf
 
+from slimguard.gate.reading.losses import NOT_KNOWN
 from slimguard.incidents.fallback_chain import skipped_in_words
 from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.policies import Skip
-from slimguard.incidents.record_file import path_in
+from slimguard.incidents.record_file import missing_in, path_in
 from slimguard.system import files, terminal, texts
 from slimguard.system.log import log
 from slimguard.training import stop_signals
@@ -32,7 +33,8 @@ class Account:
       skipped: in how many of them a batch was skipped.
       why_skipped: the cause of the last that was diagnosed.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
-      logdirs: where the record and the bundles are.
+      logdirs: where the record and the bundles are, and the number of incidents there.
+      missing: by logdir, how many incidents could not be written to its record.
       runs: how many runs of sessions are not known to train.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
       writing_runs: how many runs trained nothing, and were guarded because they write.
@@ -56,7 +58,8 @@ class Account:
         self.steps = self.skipped = 0
         self.why_skipped = ''
         self.learning_rate: Optional[float] = None
-        self.logdirs: Dict[str, None] = {}
+        self.logdirs: Dict[str, int] = {}
+        self.missing: Dict[str, int] = {}
         self.runs = 0
         self.writing_runs = 0
         self.refused_saves = 0
@@ -82,13 +85,7 @@ class Account:
         """Says, once, that the loss of a train op is not known, and why; '' if it trains none."""
         if name not in self._without_loss:
             self._without_loss.add(name)
-            log().warning(
-                'the loss of train op %r is not known, so it is neither checked nor '
-                'compared with max_loss: %s. Its gradients, and what it writes, are checked all '
-                'the same. slimguard.guard(train_op, loss=...) gives it a loss.',
-                name,
-                why or 'it computes no gradients of a loss',
-            )
+            log().warning(NOT_KNOWN, name, why or 'it computes no gradients of a loss')
 
     def _note_first(self) -> None:
         if not self.has_trained:
@@ -119,8 +116,16 @@ class Account:
         """The number of incidents on which a policy acted."""
         return sum(self.actions.values())
 
-    def note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
-        """Notes the incidents of one batch, and the logdir with their record, if it has one."""
+    def note_incidents(
+        self, incidents: Sequence[Incident], logdir: Optional[str], missing: int = 0
+    ) -> None:
+        """Notes the incidents of one batch.
+
+        Args:
+          incidents: the incidents.
+          logdir: the logdir with their record, or None.
+          missing: how many of them could not be written there.
+        """
         last = incidents[-1]
         if last.action == Skip.action:
             self.skipped += 1
@@ -130,7 +135,12 @@ class Account:
             self.actions[action] = self.actions.get(action, 0) + 1
             self.learning_rate = incident.learning_rate or self.learning_rate
         if logdir is not None:
-            self.logdirs[logdir] = None
+            self._note_record(logdir, len(incidents))
+            if missing:
+                self.missing[logdir] = self.missing.get(logdir, 0) + missing
+
+    def _note_record(self, logdir: str, incidents: int) -> None:
+        self.logdirs[logdir] = self.logdirs.get(logdir, 0) + incidents
 
     def note_saved(self, said: str) -> None:
         """Notes the checkpoint that was saved at a signal, in words."""
@@ -144,7 +154,7 @@ class Account:
         """Notes a save that was refused for variables of these names, and where the record is."""
         self.refused_saves += 1
         self.not_finite.update(dict.fromkeys(names))
-        self.logdirs[logdir] = None
+        self._note_record(logdir, 1)
 
     def log_at_end(self) -> None:
         """Logs the skipped steps, and a step that was far beyond all before it."""
@@ -175,6 +185,7 @@ class Account:
             told.append('nothing here was guarded: %s%s' % (_why_nothing(self), self._saves()))
         if self.own_steps and not self.train_ops:
             told.append(_BY_ITSELF % _counted(self.own_steps, 'step'))
+        told += [missing_in(path_in(logdir), count) for logdir, count in self.missing.items()]
         return told + self.commands()
 
     def _guarded(self) -> str:
@@ -199,7 +210,10 @@ class Account:
         """For each logdir with a record, the command that shows what happened."""
         told = getattr(self.error, 'logdir', None)  # the error that ended the script names it
         there = [logdir for logdir in self.logdirs if logdir != told and _has_record(logdir)]
-        return [report_hint(logdir) for logdir in there[:_MOST_NAMES]]
+        if len(there) < 2:
+            return list(map(report_hint, there))
+        counts = (' (%s)' % _counted(self.logdirs[logdir], 'incident') for logdir in there)
+        return [report_hint(*each) for each in zip(there[:_MOST_NAMES], counts)]
 
     def _saves(self) -> str:
         """How many saves were refused."""

@@ -201,7 +201,4 @@ class ScriptRestorer(FirstStateRestorer):
             self._saves.savers[checkpoint].restore(session, checkpoint)
 
 
-_NO_PLACE = (
-    'the script has saved nothing since its start, so there is no place to save it in (a finite '
-    'state is saved where the script has saved one before)'
-)
+_NO_PLACE = 'the script has saved nothing since its start, so there is no place to save it in'

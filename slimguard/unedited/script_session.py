@@ -146,10 +146,12 @@ class ScriptWatcher(GateWatcher):
             for each in list(self.training.evidence.values()):  # another thread may add to them
                 if logdir is not None:
                     each.keep_in(logdir)
+            missing = self._journal.missing
             try:
                 GateWatcher.handle(self, run_context, opened, *beside)
             finally:
-                self.seen.note_incidents(self.incidents[-1 - len(beside) :], logdir)
+                together = self.incidents[-1 - len(beside) :]
+                self.seen.note_incidents(together, logdir, self._journal.missing - missing)
 
 
 class ScriptSession:

@@ -70,14 +70,21 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
     ]
     assert lines[6].startswith('  the first: ') and lines[6].endswith(', step 3, loss nan')
     folder = '%s/slimguard/incident-3' % tmp_path
-    assert lines[7] == '  to run it again: python -m slimguard replay ' + folder
-    assert lines[9] == 'once, at global step 40: raise'
+    assert lines[7] == '  what to do: Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).'
+    assert lines[8] == '  to run it again: python -m slimguard replay ' + folder
+    assert lines[10] == 'once, at global step 40: raise'
     assert lines[-3] == '  train more slowly'
     assert lines[-1] == 'to see what happened: python -m slimguard report %s' % tmp_path
     assert run('incidents', '--all', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 28
     assert 'skip    in the forward pass: log of 0; not finite: loss, w0, w1, w2' in lines[1]
+
+
+def test_checkpoints_answers_without_the_lines_that_tensorflow_prints_when_it_is_loaded(tmp_path):
+    (tmp_path / 'graph.pbtxt').write_text('')
+    done = python('-m', 'slimguard', 'checkpoints', tmp_path)
+    assert (done.stdout, done.stderr) == ('no checkpoints in %s\n' % tmp_path, '')
 
 
 def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_not_named(

@@ -12,6 +12,7 @@ import slimguard
 from slimguard import compat, gate
 from slimguard.gate.building.announcement import NOT_WATCHED
 from tests.helpers import gate_models as models
+from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -132,6 +133,19 @@ def test_two_guarded_trainings_of_one_graph():
     first.assert_held(hurt, 'its own gradient')
     second.assert_written(hurt)
     assert first.gate is not second.gate
+
+
+def test_a_train_op_whose_loss_is_not_checked_is_told_once(graph):
+    weight = tf1.get_variable('w', initializer=1.0)
+    loss = tf.square(weight)
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    with LogLines() as lines:
+        gate.guard(optimizer.minimize(loss, name='with_loss'), loss)
+        gate.guard(tf.group(weight.assign_add(loss)))  # it trains nothing
+        assert not list(lines)
+        gate.guard(gate.guard(optimizer.minimize(loss, name='without')))
+    (line,) = lines
+    assert line.startswith("the loss of train op 'without' is not known, so it is neither checked")
 
 
 # What it leaves alone.

@@ -81,7 +81,7 @@ def test_skip_has_a_budget_of_its_last_thousand_steps():
     assert after(chain, '.x' * 200) == 'skip' and chain.why_not == ''
     assert after(chain, '.x') == 'stop'
     said = '200 of the 401 steps before were skipped, and max_ratio=0.2 allows no more'
-    assert chain.why_not == "; 'skip:5' passed over, as %s" % said
+    assert chain.why_not == "; 'skip:5' does not apply, since %s" % said
     # In 1,000 steps there is a tenth of it, in 400 there was a half.
     assert after(chain, '.' * 600 + 'x') == 'skip' and chain.why_not == ''
     assert after(chain, '.' * 1000 + '.x' * 200) == 'skip'
@@ -129,10 +129,10 @@ def test_a_ratio_is_a_share():
 def test_a_policy_that_is_used_up_says_so():
     chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
     assert after(chain, 'xxx') == 'rollback'
-    skipped = "; 'skip:2' passed over, as these are 3 bad steps in a row, of 2 allowed"
+    skipped = "; 'skip:2' does not apply, since these are 3 bad steps in a row, of 2 allowed"
     assert chain.why_not == skipped
     assert after(chain, 'xxx') == 'raise'
-    gone_back = "; 'rollback:1' passed over, as the training went back once already"
+    gone_back = "; 'rollback:1' does not apply, since the training went back once already"
     assert chain.why_not == skipped + gone_back
 
 
@@ -197,7 +197,7 @@ def test_what_is_ruined_is_not_skipped():
     chain = FallbackChain([Skip(3), Rollback()], Raise())
     assert isinstance(chain.decide(incident()), Skip) and chain.why_not == ''
     assert isinstance(chain.decide(incident(), 'the weights are ruined'), Rollback)
-    assert chain.why_not == "; 'skip:3' passed over, as the weights are ruined"
+    assert chain.why_not == "; 'skip:3' does not apply, since the weights are ruined"
     assert isinstance(chain.decide(incident()), Skip)
 
 
@@ -219,21 +219,21 @@ ORDERS = ['skip:3,rollback:3x0.5,raise', 'rollback:3x0.5,skip:3']
 def test_a_bad_batch_is_skipped_whatever_the_order(on_nan):
     action, why_not = by_cause(on_nan, BATCH, count=100)
     assert action == 'skip'
-    passed_over = "'rollback:3x0.5' passed over, as the batch is at fault"
-    assert (passed_over in why_not) == on_nan.startswith('rollback')
+    not_applied = "'rollback:3x0.5' does not apply, since the batch is at fault"
+    assert (not_applied in why_not) == on_nan.startswith('rollback')
     # A hundred and one in a row are no chance: then it is as if the cause was not known.
     assert by_cause(on_nan, BATCH, count=101)[0] == 'rollback'
     assert by_cause(on_nan, '', 1 if on_nan.startswith('rollback') else 4)[0] == 'rollback'
 
 
-def test_a_budget_decides_when_bad_batches_are_too_many_and_a_rollback_is_passed_over():
+def test_a_budget_decides_when_bad_batches_are_too_many_and_a_rollback_is_not_applied():
     chain = [Skip(3, max_ratio=0.01), Rollback(), 'stop']
     assert by_cause(chain, BATCH, count=10) == ('skip', '')
     action, why_not = by_cause(chain, BATCH, count=11)
     assert action == 'stop'
     assert why_not.endswith(
-        "max_ratio=0.01 allows no more; 'rollback' passed over, as the batch is at fault and not "
-        'the weights'
+        "max_ratio=0.01 allows no more; 'rollback' does not apply, since the batch is at fault and "
+        'not the weights'
     )
 
 

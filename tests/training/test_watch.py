@@ -500,8 +500,8 @@ def test_what_was_written_past_the_gate_is_called_so(on_nan, tmp_path):
             session.run(train_op, {x: 1.0})
     told = str(caught.value)
     assert 'already not finite before this step: mean' in told
-    passed_over = "'skip' passed over, as the next batch would fail in the same way"
-    assert (passed_over in told) == (on_nan == 'skip')
+    not_applied = "'skip' does not apply, since the next batch would fail in the same way"
+    assert (not_applied in told) == (on_nan == 'skip')
     assert 'was not guarded' in told and 'explodes' not in told
 
 

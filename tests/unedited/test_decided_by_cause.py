@@ -35,8 +35,8 @@ def test_a_rate_that_is_nan_at_step_0_raises_at_once(on_nan):
                 session.run(train_op)
     incident = caught.value.incident
     assert (incident.step, incident.action, incident.advice) == (0, 'raise', None)
-    assert "; 'skip:3' passed over, as the next batch would fail" in incident.reason
-    assert "; 'rollback:3x0.5' passed over, as an earlier state would fail" in incident.reason
+    assert "; 'skip:3' does not apply, since the next batch would fail" in incident.reason
+    assert "; 'rollback:3x0.5' does not apply, since an earlier state would fail" in incident.reason
     first, _, line = incident.diagnosis.splitlines()[:3]
     assert 'the learning rate itself is not finite: rsqrt of 0' in first
     assert line.endswith('# at fault')
@@ -83,7 +83,7 @@ def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in
     assert [record['action'] for record in records_in('logs')] == ['rollback', 'raise']
     first, incident = caught.value.incident.diagnosis.splitlines()[0], caught.value.incident
     assert 'of a norm of zeros' in first and 'depends on variables alone' in first
-    assert "'skip:3' passed over" in incident.reason and 'since it went back' in incident.reason
+    assert "'skip:3' does not apply" in incident.reason and 'since it went back' in incident.reason
     assert incident.advice is None
 
 
@@ -171,7 +171,7 @@ def test_a_sum_that_comes_out_badly_for_half_of_the_batches_is_skipped_and_nothi
     # Run again op by op, one sum or the other is rounded otherwise.
     told = [each['diagnosis'] for each in incidents if each['diagnosis']]
     assert any('rsqrt of a negative number' in each for each in told)
-    said = "'rollback:3x0.5' passed over, as the batch is at fault and not the weights"
+    said = "'rollback:3x0.5' does not apply, since the batch is at fault and not the weights"
     assert all((said in each['reason']) == on_nan.startswith('rollback') for each in incidents)
 
 

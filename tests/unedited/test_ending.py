@@ -54,6 +54,23 @@ def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_traine
         assert before.startswith('nothing here was guarded: ')
 
 
+def test_incidents_that_no_record_has_are_counted_and_several_records_are_told_apart(tmp_path):
+    seen, bad = Account(), [Incident(3, 0.5, 'reason', (), 'hook', 1.0, action='skip')]
+    seen.note_run(['Adam'])
+    one, two, none = (tmp_path / name for name in ('one', 'two', 'none'))
+    for logdir in (one, two):
+        (logdir / 'slimguard').mkdir(parents=True)
+        (logdir / 'slimguard' / 'incidents.jsonl').touch()
+    for logdir, missing in [(one, 0), (two, 0), (two, 1), (none, 1), (none, 1)]:
+        seen.note_incidents(bad, str(logdir), missing)
+    assert seen.lines()[1:] == [
+        '1 incident is missing in %s/slimguard/incidents.jsonl' % two,
+        '2 incidents are missing in %s/slimguard/incidents.jsonl' % none,
+        'to see what happened (1 incident): python -m slimguard report %s' % one,
+        'to see what happened (2 incidents): python -m slimguard report %s' % two,
+    ]
+
+
 def test_the_learning_rate_that_rollbacks_left_is_said():
     seen = Account()
     for _ in range(9):

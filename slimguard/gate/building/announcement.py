@@ -14,7 +14,6 @@ import weakref
 from typing import Any, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.building.flags import ERROR, Flags
@@ -212,4 +211,4 @@ def _first_of(names: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
 def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
     """The words whose flag is true."""
     words_of_all = tf.constant(list(words), tf.string)
-    return tf.gather(words_of_all, tf.squeeze(tf1.where(flags), [1]))
+    return tf.gather(words_of_all, tf.squeeze(tf.raw_ops.Where(condition=flags), [1]))

@@ -17,6 +17,13 @@ from slimguard.system import texts
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
 
 
+# A line for the log, with the name of a train op and why its loss is not known.
+NOT_KNOWN = (
+    'the loss of train op %r is not known, so it is neither checked nor compared with max_loss: '
+    '%s. Its gradients, and what it writes, are checked all the same. '
+    'slimguard.guard(train_op, loss=...) gives it a loss.'
+)
+
 # How many losses the name of a mean lists.
 _MOST_NAMES = 3
 

@@ -50,6 +50,11 @@ def test_of_a_long_history_the_newest_steps_are_shown():
     assert found.step[-1] == last_steps.MOST_STEPS + 4
 
 
+def test_what_is_finite_at_fewer_than_three_steps_is_no_line():
+    steps = steps_of(np.ones([5, 1]), loss=[1.0, 2.0, NAN, NAN, INF])
+    assert [name for name, _ in last_steps.lines(steps)] == ['gradient norm']
+
+
 # The gradients.
 
 

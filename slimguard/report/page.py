@@ -153,7 +153,8 @@ def picture(data: ReportData) -> bytes:
         it = kind.first
         facts = ['%s: %s %s %s' % fact for fact in it.facts]
         parts += [_text([it.headline], size=18), _text([kind.said])]
-        parts.append(_text([it.heading, kind.to_do, it.more, *facts]))
+        to_do = kind.to_do and 'What to do: ' + kind.to_do
+        parts.append(_text([it.heading, to_do, it.more, *facts]))
         for drawing in _drawings(it, lambda chart, name: charts.pixels(chart)):
             parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]
     file = io.BytesIO()

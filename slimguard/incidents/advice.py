@@ -23,6 +23,9 @@ BY_CAUSE = {
     'the loss went from': FOR_GROWTH,
     'the gradient norm went from': FOR_GROWTH,
     LARGE_WEIGHTS: FOR_GROWTH,
+    'bad data: ': 'Find the rows in your data: np.argwhere(~np.isfinite(data)). Drop them, in '
+    'tf.data by dataset.filter(lambda x: tf.reduce_all(tf.math.is_finite(x))), or train on the '
+    'good values: tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)).',
     'comes from a Softmax': 'The logarithm is taken of what a Softmax returned: for a cross '
     'entropy take tf.nn.softmax_cross_entropy_with_logits, and give it the input of the Softmax.',
     'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: for a cross '
@@ -50,7 +53,6 @@ BY_CAUSE = {
 }
 # By the phase of a diagnosis, for any other cause.
 BY_PHASE = {
-    'input': 'Look at the bad rows, and at the code that reads them.',
     'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
     'a tf.where around the input (around the result alone it does not help the gradient).',
     'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '

@@ -92,11 +92,11 @@ def _group_of(members: List[Incident]) -> Group:
 
 
 def _cause_and_line(incident: Any) -> str:
-    """The kind of a cause, and the user's line; an overflow moves from line to line."""
+    """The kind of a cause, and the user's line; an overflow moves from one to the next."""
     kind = kind_of(incident.cause)
     diagnosis = incident.diagnosis or ''
     if 'overflow' in kind or diagnosis.startswith(_OF_DATA):
-        return kind
+        return re.split('; then |[.] The weights', kind)[0]
     return '\n'.join([kind, *_LINE.findall(diagnosis)[:1]])
 
 

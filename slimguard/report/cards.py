@@ -16,7 +16,7 @@ import numpy as np
 from slimguard.diagnosis.bundle import Bundle
 from slimguard.diagnosis.diagnosis import PHASES, Phase
 from slimguard.diagnosis.ranges import Range
-from slimguard.incidents import advice, record_file
+from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.report import last_steps, samples
 from slimguard.report.last_steps import LastSteps, multiple, number
@@ -163,12 +163,11 @@ class IncidentView(Incident):
         """What else is known."""
         not_applied = ['the update was not applied'] if self.held else []
         facts = [
-            *map(_fact_of, self._lines[1:]),
+            *sorted(map(_fact_of, self._lines[1:]), key=lambda fact: fact.name != 'Your line'),
             Fact('Symptom', words=self.reason if self.diagnosis else ''),
-            Fact('Loss', words=number(self.loss)),
+            Fact('Loss', words=_finite(self.loss)),
             Fact('Gradient norm', words=self.norm),
             Fact('Action', words='; '.join([begun(self.done), *self.notes, *not_applied])),
-            Fact('When', words=record_file.when(self.time)),
             Fact('Versions', words='' if self.opened is None else self.opened.versions),
         ]
         return [fact for fact in facts if any(fact[1:])]
@@ -184,11 +183,16 @@ class IncidentView(Incident):
 
     @property
     def norm(self) -> str:
-        """The gradient norm, and its multiple of the median; '' if it is unknown."""
-        said, ratio = number(self.gradient_norm), self.gradient_norm_ratio
+        """The gradient norm, and its multiple of the median; '' if it is not a finite number."""
+        said, ratio = _finite(self.gradient_norm), self.gradient_norm_ratio
         if not said or ratio is None or not math.isfinite(ratio):
             return said
         return '%s, %s times the median of the last good steps' % (said, multiple(ratio))
+
+
+def _finite(value: Optional[float]) -> str:
+    # The symptom names what is not finite.
+    return number(value) if value is not None and math.isfinite(value) else ''
 
 
 # By the words with which a diagnosis begins, but for that of an explosion, the phase.
@@ -197,7 +201,7 @@ _PHASES = {said: phase for phase, said in PHASES.items()}
 _FACTS = (
     ('Input', re.compile(r'input (?P<code>.*?): (?P<words>.*)')),
     ('Value', re.compile(r'output: (?P<words>.*)')),
-    ('Not finite', re.compile(r'at (?P<words>\[.*)')),
+    ('Where', re.compile(r'at (?P<words>\[.*)')),
     ('Tensor', re.compile(r'(?P<code>\S+ \(.*\))$')),
     ('Your line', re.compile(r'(?P<code>\S.*?:\d+(, in \S+)?)(: (?P<line>.*))?$')),
     ('Note', re.compile('(?P<words>.*)')),

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from slimguard.report import last_steps, samples
 from slimguard.report.cards import ACTIONS, IncidentView
 from slimguard.report.last_steps import LastSteps
-from slimguard.report.loss_history import LEAST_POINTS, Curve
+from slimguard.report.loss_history import Curve
 from slimguard.report.samples import BAD, Sheet
 from slimguard.system.texts import cut, in_one_line, visible
 
@@ -80,6 +80,7 @@ _STYLE = {
     'xtick.color': _SOFT,
     'xtick.major.size': 4,
     'ytick.major.size': 0,
+    'ytick.major.pad': 9,  # a mark at the first step stays off its label
     **{'axes.spines.%s' % side: False for side in ('top', 'left', 'right')},
 }
 
@@ -224,7 +225,7 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
     Args:
       axes: where to draw.
       name: of the values.
-      lines: the lines.
+      lines: the lines; all but the last are pale.
       most: the most ticks.
     """
     values = np.concatenate(lines)[:, 1]
@@ -240,15 +241,16 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
         axes.yaxis.set_major_locator(ticker.MaxNLocator(most))
     axes.grid(axis='y')
     axes.set_title(_plain(name) + (', logarithmic' if is_log else ''), loc='left')
-    for x, y in (line.T for line in lines):
+    for number, (x, y) in enumerate((line.T for line in lines), 1):
+        look = {'color': _CURVE, 'alpha': 1 if number == len(lines) else 0.4}
         if is_log:  # a zero is drawn at the lower end
             y = np.where(y <= 0, positive.min(), y)
         known = np.isfinite(y)
         alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
         marked = known if len(values) <= _FEW_POINTS else alone
-        axes.plot(x, y, color=_CURVE)
+        axes.plot(x, y, **look)
         if marked.any():  # else the layout would make room for it
-            axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
+            axes.plot(x[marked], y[marked], '.', ms=6, clip_on=False, **look)
 
 
 # The loss.
@@ -260,17 +262,17 @@ _NEAREST = 0.045  # of the width: closer marks would overlap on a phone
 def loss_chart(
     curve: Optional[Curve], incidents: Sequence[IncidentView], links: Dict[int, str]
 ) -> Optional[Chart]:
-    """The loss over the global step with the incidents marked; None if there is nothing to draw.
+    """The loss over the global step with the incidents marked; None without a curve.
 
     Args:
       curve: the loss, or None.
       incidents: those without a step are left out.
       links: where on the page each incident is, by its number.
     """
-    lines = [] if curve is None else [_tame(line) for line in curve.segments]
     stepped = sorted((i for i in incidents if i.step is not None), key=lambda i: (i.step, i.number))
-    if not lines and len(stepped) < LEAST_POINTS:
+    if curve is None or not curve.segments:
         return None
+    lines = [_tame(line) for line in curve.segments]
     steps = _tame([step for line in lines for step in line[:, 0]] + [i.step for i in stepped])
     low, high = float(steps.min()), float(steps.max())
     low, high = (low, high) if low < high else (low - 1, high + 1)
@@ -281,11 +283,9 @@ def loss_chart(
     ]
 
     def draw(width: int) -> Figure:
-        heights = [_PLOT] * bool(lines) + [_LANE * len(lanes)] * bool(lanes)
+        heights = [_PLOT] + [_LANE * len(lanes)] * bool(lanes)
         figure, plots = _plots(width, heights, 66)
-        if lines:
-            assert curve is not None
-            _draw_lines(plots[0], cut(curve.tag, width // 8), lines, 7)
+        _draw_lines(plots[0], cut(curve.tag, width // 8), lines, 7)
         for axes in plots[:-1]:
             axes.tick_params(bottom=False)
             axes.spines['bottom'].set_visible(False)
@@ -302,10 +302,17 @@ def loss_chart(
         plots[-1].set_xlabel('global step', loc='right')
         return figure
 
-    said = {links[group[0].number]: _said(group) for _, groups in lanes for group in groups}
-    return Chart(
-        'The loss over the global step, with %d incidents marked' % len(stepped), draw, said
-    )
+    groups = [group for _, groups in lanes for group in groups]
+    told = []
+    if len(lines) > 1:
+        told.append(
+            'Where the step went back, in a rollback or as the training was started again, a new '
+            'line begins; the last one is dark.'
+        )
+    if len(groups) < len(stepped):
+        told.append('Incidents that are close together share a mark.')
+    said = ' '.join(told) or 'The loss over the global step.'
+    return Chart(said, draw, {links[group[0].number]: _said(group) for group in groups})
 
 
 Group = List[IncidentView]

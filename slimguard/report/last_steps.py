@@ -5,6 +5,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from slimguard.report.loss_history import LEAST_POINTS
+
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
 _FAR = 2.0  # orders of magnitude above the median: no usual step is so far above it
 _MOST_CALM = 4  # the largest number of usual steps between two steps of one explosion
@@ -64,11 +66,15 @@ def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
-    """The known numbers of each step, by name; the learning rate only if it changes."""
+    """The numbers of each step, by name, that make a line; the learning rate only if it changes."""
     rate = steps.learning_rate
     rate = None if rate is None or (rate == rate[0]).all() else rate
     known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm), ('learning rate', rate))
-    return [(name, values) for name, values in known if values is not None]
+    return [
+        (name, values)
+        for name, values in known
+        if values is not None and np.isfinite(values).sum() >= LEAST_POINTS
+    ]
 
 
 # The gradients.
@@ -115,8 +121,8 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     row, here = int(np.argmax(out[column])), ratios[column]
     far = int((out[column] > _FAR).sum())
     is_all = far == len(here) > 1
-    told = 'all gradients are not finite'
-    told += '' if np.isnan(here).all() else ', or above 100 times their median'
+    told = 'each gradient is not finite, or above 100 times its median'
+    told = 'no gradient is finite' if np.isnan(here).all() else told
     if not is_all:
         told = 'the gradient of %s %s' % (variables(*steps.gradients[row]), _far(here[row]))
         told += '; %d of %d gradients left their usual range' % (far, len(here)) if far > 1 else ''
@@ -147,13 +153,9 @@ def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
     """The sentences below the charts of the last steps: what they show, and where it began."""
     said = ''
     if steps.gradients:
-        said = (
-            'Each row is the gradient of a variable, its colour the norm as a multiple of the '
-            'median of the row. '
-        )
-        since = 'Since the last rollback none' if _last_return(steps) else 'None'
-        none = since + ' is above 100 times its median, and all are finite.'
-        said += none if begin is None else begin.said
+        since = 'Since the last rollback no' if _last_return(steps) else 'No'
+        none = since + ' gradient is above 100 times its median, and all are finite.'
+        said = none if begin is None else begin.said
     if steps.learning_rate is not None:
         said += ' The learning rate is %s at the last step.' % number(steps.learning_rate[-1])
     return said.strip()

@@ -16,7 +16,6 @@ import numpy as np
 from slimguard.incidents import record_file
 from slimguard.report import last_steps, report_data, samples
 from slimguard.report.cards import IncidentView
-from slimguard.report.loss_history import LEAST_POINTS
 from slimguard.report.report_data import ReportData
 from slimguard.system.texts import cut, visible
 
@@ -62,7 +61,7 @@ def _drawings(
     if it.opened is None or charts is None:
         return
     steps = it.opened.steps
-    if steps is not None and len(steps.step) >= LEAST_POINTS and not is_alike:
+    if steps is not None and last_steps.lines(steps) and not is_alike:
         chart = charts.last_steps_chart(steps)
         heading = 'The last %d steps' % len(steps.step)
         yield Drawing(heading, '', draw(chart, it.opened.name + '-steps'), chart.said)
@@ -92,10 +91,10 @@ def _content(data: ReportData) -> Dict[str, Any]:
     loss = None
     if charts is not None:
         chart = charts.loss_chart(data.curve, data.incidents, links)
-        loss = None if chart is None else _svg(chart, 'loss')
+        loss = chart and Drawing('Loss', '', _svg(chart, 'loss'), chart.said)
     return {
         'data': data,
-        'summary': report_data.summary(data),
+        'summary': report_data.told(data),
         'kinds': report_data.kinds_of(data),
         'drawings_of': lambda it, is_alike: _drawings(it, _svg, is_alike),
         'loss': loss,
@@ -147,14 +146,15 @@ def picture(data: ReportData) -> bytes:
 
     links = dict.fromkeys((incident.number for incident in data.incidents), '')
     loss = charts.loss_chart(data.curve, data.incidents, links)
-    parts = [_text([data.title], size=24), _text([report_data.summary(data), data.made])]
+    parts = [_text([data.title], size=24), _text([report_data.told(data)])]
     if loss is not None:
-        parts += [_text(['Loss'], size=18), charts.pixels(loss)]
+        parts += [_text(['Loss'], size=18), charts.pixels(loss), _text([loss.said])]
     for kind in report_data.kinds_of(data)[:1]:
         it = kind.first
         facts = ['%s: %s %s %s' % fact for fact in it.facts]
         parts += [_text([it.headline], size=18), _text([kind.said])]
-        parts.append(_text([it.heading, it.more, *facts, kind.to_do]))
+        to_do = kind.to_do and 'What to do: ' + kind.to_do
+        parts.append(_text([it.heading, to_do, it.more, *facts]))
         for drawing in _drawings(it, lambda chart, name: charts.pixels(chart)):
             parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]
     file = io.BytesIO()

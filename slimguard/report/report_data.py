@@ -37,14 +37,12 @@ NO_SUMMARY = (
     "'total_loss', total_loss) to the graph, and the next report shows all of the training."
 )
 NO_EVENT_FILES = (
-    'There are no event files here, so this page does not have the loss of all of the training. '
-    "Add summary = tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph. slim's loop "
-    'and a MonitoredTrainingSession write it to event files by themselves; a plain loop needs '
-    'writer = tf.compat.v1.summary.FileWriter(logdir), and at each step '
-    '_, text = session.run([train_op, summary]) and writer.add_summary(text, step).'
+    'There are no event files here. '
+    "Add tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and the next report "
+    'has the loss of all of the training. A plain session also needs a '
+    'tf.compat.v1.summary.FileWriter(logdir), to which your loop adds the summary.'
 )
 TOO_FEW_POINTS = 'There are too few points for a curve.'
-IN_THE_CARDS = 'The charts of the incidents have the loss of the last steps before each.'
 
 
 class ReportData(NamedTuple):
@@ -121,13 +119,11 @@ def _with_curve(data: ReportData, has_event_files: bool) -> ReportData:
     if curve is None:
         notes.append(NO_SUMMARY if has_event_files else NO_EVENT_FILES)
     elif curve.bad:
-        said = 'Not finite, and so not in the curve: %d of the %d recorded values.'
+        said = '%d of the %d recorded values are not finite, and so not in the curve.'
         notes.append(said % (curve.bad, curve.points))
     if curve is not None and curve.count < LEAST_POINTS:
         curve = None
         notes.append(TOO_FEW_POINTS)
-    if curve is None and any(it.opened and it.opened.steps for it in _all(data)):
-        notes.append(IN_THE_CARDS)
     return data._replace(curve=curve, curve_note=' '.join(notes))
 
 
@@ -156,17 +152,7 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
     return data._replace(incidents=views, unrecorded=others, notes=data.notes + record.notes)
 
 
-# In a sentence or two.
-
-
-def summary(data: ReportData) -> str:
-    """The report in a sentence or two."""
-    readable, count = sum(it.opened is not None for it in _all(data)), len(_all(data))
-    if not readable or not data.incidents:
-        return told(data)
-    some = '%d of them are' % readable if readable > 1 else 'One of them is'
-    every = 'They are' if count > 1 else 'Its step is'
-    return '%s %s kept, to be run again.' % (told(data), every if readable == count else some)
+# In a sentence.
 
 
 def told(data: ReportData) -> str:
@@ -239,7 +225,10 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
         steps = sorted({i.step for i in members if i.step is not None})
         where = ' at step %d' if len(steps) == 1 else ', steps %d to %d'
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
-        told.append('%d incidents of this kind%s: %s' % (len(members), where, _done(members)))
+        # Of all incidents the page has said the number and the actions already.
+        is_all = len(members) == len(data.incidents) and not data.unrecorded
+        many = '%d incidents of this kind%s: %s' % (len(members), where, _done(members))
+        told.append(where.lstrip(', ') if is_all else many)
     left_out = not_examined(members)
     if left_out:
         told.append(NOT_EXAMINED % left_out)
@@ -253,4 +242,4 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     elif len(members) > 1:
         which = 'the first' if first is members[0] else 'the first that was kept'
         told.append(which + ' is shown')
-    return begun('; '.join(told)) + '.' * bool(told)
+    return begun('; '.join(filter(None, told))) + '.' * bool(told)

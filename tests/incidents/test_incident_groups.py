@@ -34,6 +34,14 @@ def test_one_cause_in_two_lines_of_the_user_is_two_and_an_overflow_is_one_wherev
         assert len(grouped([both[0], both[0]])) == 1
 
 
+def test_an_explosion_is_one_whatever_overflowed_in_it():
+    grown = 'the loss went from 0.9 at step 3 to 1e+17 at step 9; then %s overflowed'
+    large = 'in the forward pass: overflow of float32. The weights are as large as 9e+9 (%s)'
+    for told in (grown, large):
+        both = [incident(n, diagnosis=told % op) for n, op in enumerate(['Square', 'w/MatMul'])]
+        assert len(grouped(both)) == 1
+
+
 def test_without_a_cause_those_of_one_reason_are_together_in_the_order_of_the_first():
     incidents = [incident(3), incident(4, 'not finite: w'), incident(9), incident(7, action=None)]
     incidents.append(incident(8, action='raise'))

@@ -69,9 +69,7 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     (kind,) = report_data.kinds_of(data)
     assert kind.first.headline == 'In the forward pass: it was.'
     assert kind.first.step == 6
-    assert kind.said == (
-        '8 incidents of this kind, steps 1 to 8: 8 skipped; the first that was kept is shown.'
-    )
+    assert kind.said == 'Steps 1 to 8; the first that was kept is shown.'
     assert [it.step for it in kind.alike] == [7]
     assert page.render(data).count('What to do') == 1
 
@@ -193,14 +191,6 @@ def test_only_the_numbers_that_are_at_fault_are_open(is_known):
     assert not is_known or shown.index('w:0') < shown.index('x:0')
 
 
-def test_what_is_kept_is_said_of_one_incident_and_of_some():
-    one, two = (1, 'skip', NAN, 'incident-1'), (2, 'raise', NAN)
-    bundles = [bundle_of('incident-1')]
-    said = [report_data.summary(data_of(*it, bundles=bundles)) for it in ([one], [one, two])]
-    assert said[0] == 'One incident: skipped. Its step is kept, to be run again.'
-    assert said[1].endswith('1 raised an error, 1 skipped. One of them is kept, to be run again.')
-
-
 @pytest.mark.parametrize('at', [500, 3, 998, None])
 def test_the_ranges_are_those_before_and_after_the_tensor_at_fault(at):
     found = dict(dtype='float32', shape=[2], min=0.0, max=1.0, nan=0, inf=0)
@@ -233,10 +223,10 @@ def test_the_facts_are_the_lines_of_the_diagnosis():
     it = data.incidents[0]
     assert it.more == 'In the forward pass: log of 0.'
     assert it.facts[:6] == [
-        ('Tensor', 'a/Log:0 (Log, gradient of b)', '', ''),
         ('Your line', '/x/train.py:92, in features', '', 'y = x[1:2]'),
+        ('Tensor', 'a/Log:0 (Log, gradient of b)', '', ''),
         ('Input', 'c:0 (lr)', 'float32[6, 4], from 0 to 1: 0 at [2, 1]', ''),
         ('Value', '', 'float32[6], 1 of 6 Inf', ''),
-        ('Not finite', '', '-inf at [2] and 3 more', ''),
+        ('Where', '', '-inf at [2] and 3 more', ''),
         ('Note', '', 'not all of it was examined: why', ''),
     ]

@@ -73,13 +73,24 @@ def test_a_mark_leads_to_its_incident_and_one_for_many_to_the_first():
         assert any(HOSTILE[:30] in (it.text or '') for it in root.iter('text'))
 
 
-def test_thousands_of_incidents_are_few_marks():
-    for root in drawn(loss_chart([], range(5000))):
+def test_thousands_of_incidents_are_few_marks_and_the_caption_says_so():
+    chart = loss_chart([3.0, 2.0, 1.0], range(5000))
+    assert chart.said == 'Incidents that are close together share a mark.'
+    for root in drawn(chart):
         assert 10 < len(list(root.iter('a'))) <= 23
 
 
-def test_nothing_to_draw_is_no_chart():
-    assert charts.loss_chart(None, [], {}) is None
+def test_of_two_trainings_the_last_is_dark_and_the_caption_says_so():
+    points = np.array([[0.0, 3.0], [1.0, 2.0]])
+    chart = charts.loss_chart(Curve('loss', [points, points / 2], 4, 0), [], {})
+    assert 'a new line begins; the last one is dark.' in chart.said
+    with charts._style():
+        lines = chart.draw(charts.WIDE).axes[0].lines
+    assert [line.get_alpha() for line in lines[::2]] == [0.4, 1]
+
+
+def test_without_a_curve_there_is_no_chart():
+    assert loss_chart([], range(5)) is None
 
 
 @pytest.mark.full

@@ -50,6 +50,11 @@ def test_of_a_long_history_the_newest_steps_are_shown():
     assert found.step[-1] == last_steps.MOST_STEPS + 4
 
 
+def test_what_is_finite_at_fewer_than_three_steps_is_no_line():
+    steps = steps_of(np.ones([5, 1]), loss=[1.0, 2.0, NAN, NAN, INF])
+    assert [name for name, _ in last_steps.lines(steps)] == ['gradient norm']
+
+
 # The gradients.
 
 
@@ -77,9 +82,9 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     norms[4] = NAN
     begin = began(norms)
     assert begin.gradient is None
-    assert begin.said == 'At step 4: all gradients are not finite.'
+    assert begin.said == 'At step 4: no gradient is finite.'
     norms[4] = [NAN, 1e3, NAN]
-    said = 'At step 4: all gradients are not finite, or above 100 times their median.'
+    said = 'At step 4: each gradient is not finite, or above 100 times its median.'
     assert began(norms).said == said
 
 
@@ -98,11 +103,11 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     step = [1, 1, 1, 1, 1, 2, 3, 3]
     begin = began(norms, step=step, good=good)
     assert begin.column == 7
-    assert begin.said.startswith('At step 3: all gradients are ')
+    assert begin.said.startswith('At step 3: each gradient is ')
     since = began(norms[:5], step=step[:5], good=good[:5])
     assert since is None
     said = last_steps.caption(steps_of(norms[:5], step=step[:5], good=good[:5]), since)
-    assert 'Since the last rollback none is above 100 times its median' in said
+    assert 'Since the last rollback no gradient is above 100 times its median' in said
     # A step that was held and left out is no rollback.
     skipped = [0, 1, 0, 1, 0, 0]
     begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])

@@ -7,7 +7,7 @@ they are older than a checkpoint of a smaller step.
 
 import contextlib
 import os
-from typing import Any, Collection, ContextManager, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Collection, ContextManager, Dict, Iterable, Iterator, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -88,10 +88,10 @@ class Restorer:
     def good(self) -> Iterator[str]:
         """The checkpoints that a rollback can restore; it reads each one when its turn comes.
 
-        The newest comes first; those that a rollback has abandoned come last.
+        The newest comes first; those that a rollback has abandoned are left out.
         """
-        paths = [each.path for each in checkpoint_reader.checkpoints_in(self.logdir)]
-        return checkpoint_reader.good_ones(those_left_last(paths))
+        paths = [each.path for each in reversed(checkpoint_reader.checkpoints_in(self.logdir))]
+        return those_in_line(checkpoint_reader.good_ones(paths))
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to a checkpoint."""
@@ -184,19 +184,11 @@ class RankRestorer(FirstStateRestorer):
         return None if self._on_disk is None else self._on_disk.save(session)
 
 
-def those_left_last(paths: Sequence[str]) -> List[str]:
-    """Checkpoints, the newest first; those that a rollback has abandoned come last.
-
-    Args:
-      paths: the oldest first.
-    """
-    in_line: List[str] = []
-    left: List[str] = []
-    least = None
-    for path in reversed(paths):
+def those_in_line(good: Iterable[str]) -> Iterator[str]:
+    """Of good checkpoints, the newest first, yields those that no rollback has abandoned."""
+    least: Optional[int] = None
+    for path in good:
         step = step_in_name(path)
-        is_left = step is not None and least is not None and step > least
-        (left if is_left else in_line).append(path)
-        if step is not None and not is_left:
-            least = step
-    return in_line + left
+        if step is None or least is None or step <= least:
+            yield path
+            least = least if step is None else step

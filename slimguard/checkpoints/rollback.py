@@ -76,6 +76,20 @@ class Restorer:
         """As `save`, before the training ends; if need be, to a place where no restart looks."""
         return self.save(session)
 
+    def save_apart(self, session) -> Optional[str]:
+        """Saves the state where no restart looks. Returns its prefix; None if nothing is published.
+
+        It is in a folder beside the published checkpoint. No saver lists it, so none deletes it.
+        """
+        published = self.published()
+        if published is None:
+            return None
+        path = os.path.join(os.path.dirname(published), 'slimguard', 'ruined.ckpt')
+        tf.io.gfile.makedirs(os.path.dirname(path))
+        saver = self._saver_of(published).saver_def
+        run_once(session, saver.save_tensor_name, {saver.filename_tensor_name: path})
+        return path
+
     def published(self) -> Optional[str]:
         """The checkpoint that a restart resumes from, or None; it is not read."""
         there = checkpoint_reader.checkpoints_in(self.logdir)
@@ -95,7 +109,10 @@ class Restorer:
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to a checkpoint."""
-        self._saver.restore(session, checkpoint)
+        self._saver_of(checkpoint).restore(session, checkpoint)
+
+    def _saver_of(self, checkpoint: str) -> tf1.train.Saver:
+        return self._saver
 
     def nobody_saves(self) -> ContextManager:
         """While this is open, nothing saves: a save could remove a checkpoint before it is read."""
@@ -173,7 +190,7 @@ class RankRestorer(FirstStateRestorer):
 
     def __init__(self, saver: Optional[tf1.train.Saver], directory: Optional[str]):
         FirstStateRestorer.__init__(self)
-        self._on_disk = None
+        self._on_disk, self._saver = None, saver
         if saver is not None and directory is not None:
             self._on_disk = Restorer(saver, directory)
 

@@ -197,7 +197,10 @@ class ScriptRestorer(FirstStateRestorer):
         if checkpoint == FIRST:
             FirstStateRestorer.restore(self, session, checkpoint)
         else:
-            self._saves.savers[checkpoint].restore(session, checkpoint)
+            self._saver_of(checkpoint).restore(session, checkpoint)
+
+    def _saver_of(self, checkpoint: str) -> tf1.train.Saver:
+        return self._saves.savers[checkpoint]
 
 
 _NO_PLACE = (

@@ -7,7 +7,7 @@ they are older than a checkpoint of a smaller step.
 
 import contextlib
 import os
-from typing import Any, Collection, ContextManager, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Collection, ContextManager, Dict, Iterable, Iterator, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -76,6 +76,20 @@ class Restorer:
         """As `save`, before the training ends; if need be, to a place where no restart looks."""
         return self.save(session)
 
+    def save_apart(self, session) -> Optional[str]:
+        """Saves the state where no restart looks. Returns its prefix; None if nothing is published.
+
+        It is in a folder beside the published checkpoint. No saver lists it, so none deletes it.
+        """
+        published = self.published()
+        if published is None:
+            return None
+        path = os.path.join(os.path.dirname(published), 'slimguard', 'ruined.ckpt')
+        tf.io.gfile.makedirs(os.path.dirname(path))
+        saver = self._saver_of(published).saver_def
+        run_once(session, saver.save_tensor_name, {saver.filename_tensor_name: path})
+        return path
+
     def published(self) -> Optional[str]:
         """The checkpoint that a restart resumes from, or None; it is not read."""
         there = checkpoint_reader.checkpoints_in(self.logdir)
@@ -88,14 +102,17 @@ class Restorer:
     def good(self) -> Iterator[str]:
         """The checkpoints that a rollback can restore; it reads each one when its turn comes.
 
-        The newest comes first; those that a rollback has abandoned come last.
+        The newest comes first; those that a rollback has abandoned are left out.
         """
-        paths = [each.path for each in checkpoint_reader.checkpoints_in(self.logdir)]
-        return checkpoint_reader.good_ones(those_left_last(paths))
+        paths = [each.path for each in reversed(checkpoint_reader.checkpoints_in(self.logdir))]
+        return those_in_line(checkpoint_reader.good_ones(paths))
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to a checkpoint."""
-        self._saver.restore(session, checkpoint)
+        self._saver_of(checkpoint).restore(session, checkpoint)
+
+    def _saver_of(self, checkpoint: str) -> tf1.train.Saver:
+        return self._saver
 
     def nobody_saves(self) -> ContextManager:
         """While this is open, nothing saves: a save could remove a checkpoint before it is read."""
@@ -173,7 +190,7 @@ class RankRestorer(FirstStateRestorer):
 
     def __init__(self, saver: Optional[tf1.train.Saver], directory: Optional[str]):
         FirstStateRestorer.__init__(self)
-        self._on_disk = None
+        self._on_disk, self._saver = None, saver
         if saver is not None and directory is not None:
             self._on_disk = Restorer(saver, directory)
 
@@ -184,19 +201,11 @@ class RankRestorer(FirstStateRestorer):
         return None if self._on_disk is None else self._on_disk.save(session)
 
 
-def those_left_last(paths: Sequence[str]) -> List[str]:
-    """Checkpoints, the newest first; those that a rollback has abandoned come last.
-
-    Args:
-      paths: the oldest first.
-    """
-    in_line: List[str] = []
-    left: List[str] = []
-    least = None
-    for path in reversed(paths):
+def those_in_line(good: Iterable[str]) -> Iterator[str]:
+    """Of good checkpoints, the newest first, yields those that no rollback has abandoned."""
+    least: Optional[int] = None
+    for path in good:
         step = step_in_name(path)
-        is_left = step is not None and least is not None and step > least
-        (left if is_left else in_line).append(path)
-        if step is not None and not is_left:
-            least = step
-    return in_line + left
+        if step is None or least is None or step <= least:
+            yield path
+            least = least if step is None else step

@@ -102,18 +102,22 @@ class Losses:
             return False
         return statistics.median(self._last) > _RUINED * self._usual > 0
 
-    def ruin(self, is_last: bool = False) -> str:
+    def ruin(self, is_last: bool = False, refused: Optional[float] = None) -> str:
         """The end of a sentence: by which losses the weights are ruined; '' if by none.
 
         Args:
-          is_last: whether the training ends here. Then the loss of the last good step is enough:
-            it may be the only high loss of an explosion that is not Inf.
+          is_last: whether the training ends here. Then one loss is enough: it may be the only high
+            one of an explosion that is not Inf.
+          refused: the loss of the refused step that ends it; None if its batch is at fault. Of all
+            losses it alone is computed after the last update, so if it is finite, it decides.
         """
         few = 1 if is_last else _FEW
         if len(self._last) < few:
             return ''
         now = statistics.median(list(self._last)[-few:])
         whose = 'loss of the last applied step' if is_last else _OF_FEW
+        if refused is not None and math.isfinite(refused):
+            now, whose = abs(refused), 'loss of the refused step'
         return _RUIN % (whose, now, self._usual_is, self._usual) if now > self._limit else ''
 
 
@@ -224,16 +228,12 @@ class Snapshots:
         """The snapshot that the last rollback restored, if it is still kept; else None."""
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
-    def ruin(self, is_last: bool = False) -> str:
-        """Why the weights are ruined now, though they may be finite; '' also if nobody goes back.
-
-        Args:
-          is_last: as for `Losses.ruin`.
-        """
+    def ruin(self) -> str:
+        """Why the weights are ruined now, though finite; '' also if nobody goes back."""
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
-        losses = self.losses.ruin(is_last) if self.is_wanted else ''
-        return losses and 'the weights are ruined' + losses
+        losses = self.losses.ruin() if self.is_wanted else ''
+        return losses and 'the weights are taken for ruined' + losses
 
     def _take(self, session) -> None:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
@@ -298,7 +298,7 @@ def _name_of(step: Optional[int], good: int) -> str:
 
 
 # Begins the reason of an incident after which the last state is not saved.
-IS_RUINED = 'the weights were ruined before, though they are finite'
+IS_RUINED = 'the weights are taken for ruined, though they are finite'
 _RUIN = ': the %s is %.4g; %s was %.4g'
 _SPIKES = 'the last %d steps were spikes, so the weights are taken for ruined'
 _NO_ROOM = (

@@ -14,7 +14,7 @@ from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.checkpoints.snapshots import IS_RUINED
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
-from slimguard.diagnosis.diagnosis import Diagnosis, Phase
+from slimguard.diagnosis.diagnosis import Phase
 from slimguard.diagnosis.evidence import Depth, Evidence
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
@@ -120,10 +120,12 @@ class IncidentHandler:
     def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
         """Also notes the action to come, for the bundle."""
         try:
-            ruin = self._ruin_at(opened)
-            foreseen = self._policies.foresee(opened.incident, ruin) if is_policy else None
+            if opened.is_spike:
+                self._recovery.snapshots.step_was_spike()
+            opened.ruin = self._recovery.snapshots.ruin()
+            foreseen = self._policies.foresee(opened.incident, opened.ruin) if is_policy else None
             self._examine(session, opened, self._depth_for(foreseen))
-            policy = self._decide(opened, ruin)
+            policy = self._decide(opened)
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
             self._keep(opened, Depth.FULL)
@@ -138,16 +140,24 @@ class IncidentHandler:
         is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes it
         return Depth.FULL if is_sure else Depth.SHORT
 
-    def _decide(self, opened: OpenIncident, ruin: str) -> Policy:
+    def _decide(self, opened: OpenIncident) -> Policy:
         """Chooses the policy, and notes what it says of the incident."""
         found = opened.found
-        policy = self._policies.decide(opened.incident, ruin, found.kind)
+        is_explosion = found.kind == EXPLOSION and not opened.is_finite
+        shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
+        if is_explosion and shows_ruin and self._recovery.snapshots.is_wanted:
+            opened.ruin = (
+                opened.ruin or 'the weights are taken for ruined'
+            )  # the cause says by what
+        policy = self._policies.decide(opened.incident, opened.ruin, found.kind)
         opened.policy = self._last_policy = policy
         opened.spent = self._policies.spent
         opened.again = self._journal.again(found.row_digests)
-        at_the_end = self._ruin_at_the_end(policy, found.diagnosis)
-        opened.note_reason(opened.again + self._policies.why_not + at_the_end)
-        is_overflow = found.drew_finite and found.kind in ('', EXPLOSION)
+        opened.note_reason(opened.again + self._policies.why_not)
+        if isinstance(policy, Raise) and not self._recovery.snapshots.is_wanted:
+            opened.note_reason(self._ruin_at_the_end(opened))
+        is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
+        is_overflow = found.drew_finite and found.kind in ('', EXPLOSION) and not is_lost
         if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
             self._policies.note_overflow()
         return policy
@@ -169,21 +179,15 @@ class IncidentHandler:
     def _evidence_of(self, opened: OpenIncident) -> Optional[Evidence]:
         return None if opened.gate is None else self._training.evidence.get(opened.gate)
 
-    def _ruin_at(self, opened: OpenIncident) -> str:
-        """Why the weights are ruined although finite; '' if they are not, or if unknown."""
-        if opened.is_spike:
-            self._recovery.snapshots.step_was_spike()
-        return self._recovery.snapshots.ruin()
-
-    def _ruin_at_the_end(self, policy: Policy, diagnosis: Optional[Diagnosis]) -> str:
-        """Why the state to save before 'raise' is ruined, if no earlier state is kept; else ''."""
-        snapshots = self._recovery.snapshots
-        if snapshots.is_wanted or not isinstance(policy, Raise):
-            return ''
-        if diagnosis is not None and diagnosis.shows_ruin:
+    def _ruin_at_the_end(self, opened: OpenIncident) -> str:
+        """Why the state to save before 'raise' is ruined; '' if it is not."""
+        found, losses = opened.found, self._recovery.snapshots.losses
+        if opened.ruin or found.diagnosis is not None and found.diagnosis.shows_ruin:
             return '; ' + IS_RUINED  # the cause says how far the loss, or a weight, has grown
-        losses = snapshots.losses.ruin(is_last=True)
-        return losses and '; ' + IS_RUINED + losses
+        tells = opened.incident.held and found.kind in ('', EXPLOSION)
+        refused = opened.incident.loss if tells else None
+        ruin = losses.ruin(is_last=True, refused=refused)
+        return ruin and '; ' + IS_RUINED + ruin
 
     # Act.
 
@@ -206,8 +210,8 @@ class IncidentHandler:
             incident = self._roll_back(run_context.session, opened, policy)
         if incident.action == Raise.action:
             incident = opened.note(advice=self._advice_on(opened) or incident.advice)
-            if incident.held:
-                self._recovery.leave_ruin(run_context.session, incident.step)
+            if incident.held and self._ruin_at_the_end(opened):
+                self._recovery.leave_ruin(run_context.session, opened)
         ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)

@@ -40,6 +40,7 @@ class OpenIncident:
       gate, bad: as given, until it is closed.
       history: the last steps, this one included, if they are known.
       is_spike: whether all values were finite, but far above those of the last good steps.
+      ruin: why the weights are ruined although finite; '' if they are not, or if unknown.
       policy: the policy that takes it; None until that is decided.
       acting: what acts on it, as the log calls it.
       has_failed: whether that failed, with the last good state still in memory.
@@ -60,7 +61,7 @@ class OpenIncident:
         self.acting = 'on_nan'
         self.has_failed = False
         self.found = Examination()
-        self.remarks = self.spent = self.again = ''
+        self.remarks = self.spent = self.again = self.ruin = ''
         self._versions = [incident]
         self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
 

@@ -57,19 +57,28 @@ class Recovery:
         self.limits: Optional[Histories] = None
         self._job_went_back = 0  # times
 
-    def leave_ruin(self, session, step: Optional[int]) -> None:
-        """Restores the newest trusted state if the weights are ruined although finite.
+    def leave_ruin(self, session, opened: OpenIncident) -> None:
+        """Restores the newest trusted state if states are kept, and saves the present one apart.
 
         The state that is saved before an error ends the training should be of use. Soon after a
         rollback it is the state that was restored.
         """
-        if not self.snapshots.ruin(is_last=True):
+        if not self.snapshots.is_wanted:
             return
         snapshot = self.snapshots.trusted() or self.snapshots.went_back_to
-        state = snapshot or self._trusted_checkpoint(step)
+        state = snapshot or self._trusted_checkpoint(opened)
         if state is not None:
+            apart = self._save_apart(session)
             self._put_back(session, state)
-            log().warning(_RUINED, _name_of(state))
+            log().warning(_RUINED, apart, _name_of(state))
+
+    def _save_apart(self, session) -> str:
+        """Saves ruined weights where no restart looks; returns where, in words."""
+        try:
+            saved = self._restorer.save_apart(session)
+        except (tf.errors.OpError, OSError) as error:
+            return ' (they could not be saved: %s)' % error
+        return '' if saved is None else ' (they are saved apart, as %s)' % saved
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
         """Gives the variables the values that they had in a state."""
@@ -121,7 +130,7 @@ class Recovery:
 
     def _restore(self, session, opened: OpenIncident) -> bool:
         self.snapshots.forget_before_restart(opened.incident.step)
-        state = self._choose(opened.incident.step)
+        state = self._choose(opened)
         if state is None:
             opened.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
             return False
@@ -130,11 +139,11 @@ class Recovery:
         self._leave_behind(session, opened, _step_of(state))
         return True
 
-    def _choose(self, step: Optional[int]) -> Union[Snapshot, str, None]:
+    def _choose(self, opened: OpenIncident) -> Union[Snapshot, str, None]:
         """The state to go back to. No more checkpoints are read than have to be."""
         snapshot = self.snapshots.trusted()
         older = next(self._older_checkpoints(), None) if self.snapshots.is_soon else None
-        return _newer_of(snapshot, older) or self._trusted_checkpoint(step)
+        return _newer_of(snapshot, older) or self._trusted_checkpoint(opened)
 
     def _older_checkpoints(self) -> Iterator[str]:
         """The good checkpoints that are older than the state restored last."""
@@ -147,12 +156,12 @@ class Recovery:
                 yield each
             is_past = is_past or each == before
 
-    def _trusted_checkpoint(self, step: Optional[int]) -> Optional[str]:
+    def _trusted_checkpoint(self, opened: OpenIncident) -> Optional[str]:
         """The newest that is old enough at a step; else the newest, or the oldest after a ruin.
 
         Soon after a rollback to a checkpoint it is the same one, if none is older.
         """
-        is_soon = self.snapshots.is_soon
+        is_soon, step = self.snapshots.is_soon, opened.incident.step
         good: List[str] = []
         for each in self._restorer.good():
             if not is_soon and _is_trusted(each, step):
@@ -163,7 +172,7 @@ class Recovery:
         trusted = [each for each in good if _is_trusted(each, step)]
         if trusted or not good:
             return trusted[0] if trusted else None
-        return good[-1] if self.snapshots.ruin() else good[0]
+        return good[-1] if opened.ruin else good[0]
 
     def _leave_behind(self, session, opened: OpenIncident, step: Optional[int]) -> None:
         """Saves the state, if a restart would otherwise resume from an abandoned one."""
@@ -291,7 +300,10 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_RUINED = 'the weights are ruined, so the variables are put back to %s, now the last finite state.'
+_RUINED = (
+    'the weights are taken for ruined%s, so the variables are put back to %s, now the last finite '
+    'state.'
+)
 _LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'

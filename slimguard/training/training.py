@@ -205,9 +205,9 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
         return  # the bad update is in memory
     is_ruined = incident is not None and IS_RUINED in incident.reason
     try:
-        newest = checkpoints.published() if is_ruined else None
-        if newest is not None:
-            log().warning(_IS_RUINED, newest)
+        apart = checkpoints.save_apart(session) if is_ruined else None
+        if apart is not None:
+            log().warning(_IS_RUINED, apart, checkpoints.published())
             return
         saved = checkpoints.save_last(session)
     except Exception as error:  # whatever it is, it must not hide the incident
@@ -220,10 +220,10 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
 
 
 SAVED = 'the last finite state is saved: %s'
-_NONE_BEFORE = '; its weights are ruined, and no checkpoint is there from before'
+_NONE_BEFORE = '; its weights are taken for ruined, and no checkpoint is there from before'
 _IS_RUINED = (
-    'the state of the last good step is not saved, as its weights are ruined; a restart '
-    'begins at %s.'
+    'the weights after the last good step are taken for ruined, so this state is saved apart, as '
+    '%s; a restart begins at %s.'
 )
 
 

@@ -17,7 +17,7 @@ from slimguard.checkpoints.rollback import (
     FIRST,
     FirstStateRestorer,
     Restorer,
-    those_left_last,
+    those_in_line,
 )
 
 # Beside the script's own state files, which still name what the script calls its newest checkpoint.
@@ -189,16 +189,18 @@ class ScriptRestorer(FirstStateRestorer):
 
     def good(self) -> Iterator[str]:
         if not gates.ranks_in(self._graph).are_several:  # of several ranks, only one saves
-            for path in those_left_last([*self._saves.savers]):
-                if checkpoint_reader.read(path).is_good:
-                    yield path
+            paths = reversed([*self._saves.savers])
+            yield from those_in_line(p for p in paths if checkpoint_reader.read(p).is_good)
         yield from FirstStateRestorer.good(self)
 
     def restore(self, session, checkpoint: str) -> None:
         if checkpoint == FIRST:
             FirstStateRestorer.restore(self, session, checkpoint)
         else:
-            self._saves.savers[checkpoint].restore(session, checkpoint)
+            self._saver_of(checkpoint).restore(session, checkpoint)
+
+    def _saver_of(self, checkpoint: str) -> tf1.train.Saver:
+        return self._saves.savers[checkpoint]
 
 
 _NO_PLACE = 'the script has saved nothing since its start, so there is no place to save it in'

@@ -190,10 +190,16 @@ class TestRuin:
         training.train(1, loss=201.0)
         assert training.snapshots.ruin() == ''  # the median of three
         # Where the training ends, nobody will see whether the next losses are as large.
-        last = 'the weights are ruined: the loss of the last applied step is 201; the largest'
-        assert training.snapshots.ruin(is_last=True).startswith(last)
+        last = ': the loss of the last applied step is 201; the largest'
+        losses = training.snapshots.losses
+        assert losses.ruin(is_last=True).startswith(last)
+        # The weights after that step gave a loss as usual, so a batch made it large.
+        assert losses.ruin(is_last=True, refused=2.5) == ''
+        assert ': the loss of the refused step is 250; ' in losses.ruin(is_last=True, refused=-250)
         training.train(1, loss=201.0)
-        ruin = 'the weights are ruined: the median loss of the last 3 applied steps is 201'
+        ruin = (
+            'the weights are taken for ruined: the median loss of the last 3 applied steps is 201'
+        )
         assert training.snapshots.ruin() == ruin + '; the largest median of 10 before was 2'
         training.train(40, loss=-201.0)  # snapshots of this do not hide it
         assert training.snapshots.ruin().endswith('was 2')

@@ -147,7 +147,7 @@ class TestWhatIsTold:
             assert 'row' not in headline and len(commands) == 1
             assert to_do == advice.FOR_GROWTH
             # Once: not also as the loss by which the weights are known to be ruined.
-            ruined = 'the weights were ruined before, though they are finite'
+            ruined = 'the weights are taken for ruined, though they are finite'
             assert caught.value.incident.reason.endswith(ruined)
         else:  # close by: the weights are good, and a row of the last batch is not
             assert 'in row 2' in headline and commands[1].endswith(' --without 2')
@@ -160,7 +160,9 @@ class TestWhatIsTold:
             self.train(loss, [GOOD] * 2, [1e25] * 2, on_nan='raise', logdir=tmp_path)
         assert advice.LARGE_WEIGHTS in str(caught.value)
         (*_, last) = lines
-        assert last.endswith('; its weights are ruined, and no checkpoint is there from before')
+        assert last.endswith(
+            '; its weights are taken for ruined, and no checkpoint is there from before'
+        )
 
     def test_a_slow_explosion_has_ruined_what_is_saved(self, tmp_path):
         """The loss grows by a fifth in each step: it is never far above the losses before."""
@@ -171,7 +173,9 @@ class TestWhatIsTold:
             self.train(loss, [GOOD] * 200, [1e-30 * rate] * 200, **options)
         assert 'the loss went from ' in str(caught.value)
         assert caught.value.incident.reason.endswith(
-            'the weights were ruined before, though they are finite'
+            'the weights are taken for ruined, though they are finite'
         )
         (*_, last) = lines
-        assert last.endswith('; its weights are ruined, and no checkpoint is there from before')
+        assert last.endswith(
+            '; its weights are taken for ruined, and no checkpoint is there from before'
+        )

@@ -141,7 +141,7 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, 'FAR', 1e-9)  # so what is in memory is always ruined
     policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
-    with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
+    with pytest.raises(slimguard.NanLossError, match='the weights are taken for ruined'):
         loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))
     assert steps_of(records_in(tmp_path)) == [(25, 'rollback'), (35, 'raise')]
     assert checkpoint_at(tmp_path) == (11, [])
@@ -264,16 +264,17 @@ def test_without_a_rollback_ruined_weights_follow_no_good_checkpoint(loop, on_na
     model = Linear(bad=lambda draw: draw >= 25, value=FAR)
     with LogLines() as lines, pytest.raises(slimguard.NanLossError) as caught:
         loop(model, str(tmp_path), on_nan)
-    assert 'the weights were ruined before' in caught.value.incident.reason
+    assert 'the weights are taken for ruined' in caught.value.incident.reason
     assert 'a smaller learning rate' in str(caught.value)  # the advice
     assert checkpoint_at(tmp_path) == (20, [])
-    assert sum('is not saved, as its weights are ruined' in line for line in lines) == 1
+    (line,) = [line for line in lines if 'this state is saved apart, as' in line]
+    assert line.endswith('/slimguard/ruined.ckpt; a restart begins at %s/model.ckpt-20.' % tmp_path)
 
 
 @pytest.mark.full
 def test_a_training_that_explodes_at_once_keeps_what_it_began_with(tmp_path):
     model = Linear(bad=lambda draw: draw >= 3, value=FAR)
-    with pytest.raises(slimguard.NanLossError, match='the weights were ruined before'):
+    with pytest.raises(slimguard.NanLossError, match='the weights are taken for ruined'):
         in_train(model, str(tmp_path), 'raise')
     assert checkpoint_at(tmp_path) == (0, [])
 

@@ -75,12 +75,12 @@ def test_the_newest_that_is_ten_steps_old_is_taken_and_no_older_one_is_read():
     assert restorer.read == [52, 50]
 
 
-def test_before_an_error_ruined_weights_give_way_to_it(monkeypatch):
+def test_before_an_error_ruined_weights_give_way_to_it():
     """Also where the last return is long ago, so that what is saved is no ruin."""
     recovery, snapshots = recovery_of(Listed(52, 50, 40))
-    monkeypatch.setattr(snapshots, 'ruin', lambda is_last=False: 'the weights are ruined')
+    snapshots.is_wanted = True
     with LogLines() as lines:
-        recovery.leave_ruin(None, 60)
+        recovery.leave_ruin(None, handled_at(60))
     (line,) = lines
     assert line.endswith('are put back to %s/model.ckpt-50, now the last finite state.' % LOGDIR)
 

@@ -146,9 +146,8 @@ class IncidentHandler:
         is_explosion = found.kind == EXPLOSION and not opened.is_finite
         shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
         if is_explosion and shows_ruin and self._recovery.snapshots.is_wanted:
-            opened.ruin = (
-                opened.ruin or 'the weights are taken for ruined'
-            )  # the cause says by what
+            # The cause says by what.
+            opened.ruin = opened.ruin or 'the weights are taken for ruined'
         policy = self._policies.decide(opened.incident, opened.ruin, found.kind)
         opened.policy = self._last_policy = policy
         opened.spent = self._policies.spent

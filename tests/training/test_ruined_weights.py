@@ -50,7 +50,7 @@ def test_those_of_the_first_update_are_kept_apart_and_a_restart_begins_before_it
     options = dict(spike=True, capture=capture)
     with LogLines() as lines, pytest.raises(slimguard.NanLossError) as caught:
         train(tmp_path, linear([1e4]), 'raise', **options)
-    assert 'ruined before, though they are finite' in caught.value.incident.reason
+    assert 'taken for ruined, though they are finite' in caught.value.incident.reason
     assert checkpoint_at(tmp_path) == (0, [])
     apart = str(tmp_path / 'slimguard' / 'ruined.ckpt')
     begins = ', as %s; a restart begins at %s.' % (apart, tmp_path / 'model.ckpt-0')

@@ -1,0 +1,88 @@
+"""Kills a training ahead of each operation of a rollback, and looks at what a restart begins with.
+
+test_soak.py runs it. From the root of the repository::
+
+    python tests/programs/killed_in_a_rollback.py
+
+Each life is a process of its own. It saves steps 8, 16 and 24, and goes back to a snapshot of step
+11 with half the learning rate. It is killed ahead of the n-th file operation or run of the session
+in that. A restart may resume from either state with the full rate, but from the abandoned state
+never with half of it.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+
+import tensorflow as tf
+
+import slimguard
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.repair import resume_from_good
+from slimguard.compat import tf_private
+from slimguard.training.recovery import Recovery
+from tests.helpers.models import Linear, train_quietly
+from tests.helpers.processes import in_a_fork
+from tests.programs.state_soak import Killed
+
+tf1 = tf.compat.v1
+
+ABANDONED, RESTORED, BACK_OFF = 24, 11, 0.5
+DONE = (RESTORED, BACK_OFF)
+RIGHT = {(ABANDONED, 1.0), (RESTORED, 1.0), DONE}
+
+
+def live(logdir, after, say):
+    """Trains until the rollback, and exits with 0 once that is done."""
+    go_back = Recovery.go_back
+
+    def go_back_and_die(*args):
+        killed = Killed(after)
+        session_class = tf_private.session_class()
+        session_class.run = killed.counted(session_class.run)
+        go_back(*args)
+        os._exit(0)
+
+    Recovery.go_back = go_back_and_die
+    model = Linear(bad=(25,))
+    saver = tf1.train.Saver(max_to_keep=20)
+    train_quietly(
+        slimguard.create_train_op(model.loss, model.optimizer),
+        logdir,
+        26,
+        saver=saver,
+        hooks=[tf1.train.CheckpointSaverHook(logdir, save_steps=8, saver=saver)],
+        on_nan=slimguard.Rollback(learning_rate=BACK_OFF),
+    )
+
+
+def left_in(logdir):
+    """The global step and the factor of the learning rate that a restart begins with."""
+    resume_from_good(logdir)
+    finding = checkpoint_reader.read(tf1.train.latest_checkpoint(logdir))
+    kept = pathlib.Path(logdir, 'slimguard', 'learning_rate.json')
+    factor = json.loads(kept.read_text())['factor'] if kept.exists() else 1.0
+    return finding.is_good and finding.step, factor
+
+
+def main():
+    tf1.disable_eager_execution()
+    tf1.logging.set_verbosity(tf1.logging.FATAL)
+    found, status = [], 9
+    while status == 9:
+        with tempfile.TemporaryDirectory() as logdir:
+            life, said = in_a_fork(live, logdir, len(found))
+            status = os.waitpid(life, 0)[1] >> 8
+            said.close()
+            found.append(left_in(logdir))
+    print('TensorFlow %s, killed %d times: %s' % (tf.__version__, len(found) - 1, found))
+    sys.exit(status != 0 or set(found) != RIGHT or found[-1] != DONE)
+
+
+if __name__ == '__main__':
+    main()

@@ -24,12 +24,10 @@ def seeds(few, many):
 
 
 @pytest.fixture
-def control_flow_of_seed(seed):
+def control_flow_of_seed(seed, control_flow_v1):
     """Functions for branches in each fourth seed, else ops of the graph."""
-    was_v2 = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if seed % 4 == 3 else tf1.disable_control_flow_v2)()
-    yield
-    (tf1.enable_control_flow_v2 if was_v2 else tf1.disable_control_flow_v2)()
+    if seed % 4 == 3:
+        tf1.enable_control_flow_v2()
 
 
 def incidents_in(logdir):

@@ -115,7 +115,9 @@ def in_threads(model, train_op, logdir, watch):
             raise error
 
 
-LOOPS = [plain, interactive, by_callable, monitored, supervised, slim_learning, in_threads]
+LOOPS = [interactive, by_callable, supervised, slim_learning, in_threads]
+# tests/training/test_every_loop.py has the policies in `plain` and `monitored`.
+other_loops = pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 
 
 def run(loop, logdir, on_nan, bad=(2,), minimize=Linear.minimize, value=np.nan, **kwargs):
@@ -144,7 +146,7 @@ def states_without_guard():
 
 @pytest.mark.full
 @pytest.mark.every_cell
-@pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize('loop', [plain, monitored, *LOOPS], ids=lambda loop: loop.__name__)
 def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_path):
     guarded = run(loop, tmp_path / 'guarded', 'skip')
     unguarded = states_without_guard()
@@ -162,8 +164,7 @@ def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_p
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
-@pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
+@other_loops
 def test_raise_ends_it_with_the_incident(loop, tmp_path):
     with pytest.raises(slimguard.NanLossError) as raised:
         run(loop, tmp_path, 'raise')
@@ -173,11 +174,10 @@ def test_raise_ends_it_with_the_incident(loop, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
-@pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
+@other_loops
 def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
     # These leave their own session cleanly.
-    asks = loop in (monitored, supervised, slim_learning)
+    asks = loop in (supervised, slim_learning)
     ends = contextlib.ExitStack() if asks else pytest.raises(tf.errors.OutOfRangeError)
     with ends:
         run(loop, tmp_path, 'stop')
@@ -186,13 +186,12 @@ def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
-@pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
+@other_loops
 def test_rollback_goes_back_and_the_loop_goes_on(loop, tmp_path):
     states = run(loop, tmp_path, 'rollback')
     (record,) = records_in(tmp_path)
     assert record['action'] == 'rollback' and record['restored'] is not None
-    if loop in (plain, interactive, by_callable):  # nothing is saved: to before the first step
+    if loop in (interactive, by_callable):  # nothing is saved: to before the first step
         assert [model_step(each) for each in states] == [1, 2, 0, 1, 2, 3]
 
 

@@ -113,6 +113,15 @@ def control_flow_v1():
 
 
 @pytest.fixture
+def kind(request, control_flow_v1):
+    """Variables by reference and by handle; and branches that are functions, which take handles."""
+    if request.param == 'functions':
+        _tf1().enable_control_flow_v2()
+    _tf1().get_variable_scope().set_use_resource(request.param != 'ref')
+    return request.param
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of the test's own, as it is called from the working directory."""
     monkeypatch.chdir(tmp_path)

@@ -20,8 +20,8 @@ FAR = (13, 11)
 class Regression:
     """A linear regression; one batch of each worker is ten thousand times as large as others."""
 
-    def __init__(self, role, sync):
-        self._role, self._sync, self._drawn = role, sync, 0
+    def __init__(self, role):
+        self._role, self._drawn = role, 0
         with role.device():
             self.step = tf1.train.get_or_create_global_step()
             x = tf1.py_func(self._draw, [], tf.float32, stateful=True)
@@ -30,14 +30,13 @@ class Regression:
                 weights = tf1.get_variable('w', [6, 1], initializer=tf1.ones_initializer())
             self.loss = tf.reduce_mean(tf.square(tf.matmul(x, weights) - 1.0))
             rate = tf1.train.exponential_decay(1e-3, self.step, 5, 0.9)
-            self.train_op, self.sync = role.train_op(
-                self.loss, tf1.train.MomentumOptimizer(rate, 0.5), sync
-            )
+            optimizer = tf1.train.MomentumOptimizer(rate, 0.5)
+            self.train_op, _ = role.train_op(self.loss, optimizer, sync=False)
 
     def _draw(self):
         draw = self._drawn
         self._drawn += 1
-        if draw == 0 or (draw <= max(FAR) and not self._sync):
+        if draw <= max(FAR):
             self._role.meet('draw %d' % draw)
         if draw == max(FAR) + 1:
             self._role.post('all bad %d' % self._role.task)
@@ -59,8 +58,8 @@ class Losses(tf1.train.SessionRunHook):
         self.seen.append(float(run_values.results))
 
 
-def train(role, logdir, sync):
-    model = Regression(role, sync)
+def train(role, logdir):
+    model = Regression(role)
     losses, ends = Losses(model.loss), Ends(role, model.step)
     hook = slimguard.NanLossHook(model.loss, on_nan='skip', spike=SPIKE)
     slimguard.train(
@@ -71,29 +70,14 @@ def train(role, logdir, sync):
         log_every_n_steps=0,
         save_summaries_secs=0,
         session_config=role.config(),
-        sync_optimizer=model.sync,
         hooks=[losses, hook, ends],
     )
     return [each.to_dict() for each in hook.incidents], losses.seen
 
 
-def monitored(role, logdir, sync):
-    model = Regression(role, sync)
-    losses, ends = Losses(model.loss), Ends(role, model.step)
-    hook = slimguard.NanLossHook(model.loss, on_nan='skip', spike=SPIKE, logdir=logdir)
-    start(role)
-    role.train_monitored(model.train_op, logdir, [losses, hook, ends], model.sync)
-    return [each.to_dict() for each in hook.incidents], losses.seen
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    'function, sync',
-    [(train, False), (monitored, True)],
-    ids=['train', 'synchronous'],
-)
-def test_a_worker_holds_its_own_spike_and_knows_its_own_steps(function, sync, tmp_path):
-    with Job(function, str(tmp_path), sync, ps=2, workers=2) as job:
+def test_a_worker_holds_its_own_spike_and_knows_its_own_steps(tmp_path):
+    with Job(train, str(tmp_path), ps=2, workers=2) as job:
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None, None], ended
     for task, ((incident,), losses) in enumerate(end.value for end in ended):
@@ -107,8 +91,7 @@ def test_a_worker_holds_its_own_spike_and_knows_its_own_steps(function, sync, tm
     # The chief writes bundles: of its own steps.
     (incident,), losses = ended[0].value
     history = require_history(incident, losses, FAR[0])
-    # The update of a synchronous job is made in a step of its own.
-    assert set(map(type, history['learning_rate'])) == {type(None) if sync else float}
+    assert set(map(type, history['learning_rate'])) == {float}
     assert ended[1].value[0][0]['bundle'] is None
 
 

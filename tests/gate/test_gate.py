@@ -324,33 +324,6 @@ def test_session_that_was_there_before():
 # Optimizers with a life of their own.
 
 
-@pytest.mark.full
-def test_sync_replicas():
-    damage = models.Damage()
-    w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.5]))
-    loss = tf.reduce_sum(damage.gradient(w)) + damage('loss')
-    tf1.train.get_or_create_global_step()
-    optimizer = tf1.train.SyncReplicasOptimizer(
-        tf1.train.AdamOptimizer(0.1), replicas_to_aggregate=1, total_num_replicas=1
-    )
-    train_op = optimizer.minimize(loss, global_step=tf1.train.get_global_step())
-    hook = optimizer.make_session_run_hook(is_chief=True, num_tokens=1)
-    guarded = gate.guard(train_op, loss)
-    known = gate.gate_of(guarded)
-    with tf1.train.MonitoredTrainingSession(hooks=[hook], stop_grace_period_secs=1) as sess:
-        values = []
-        for place, hurt in (
-            ('loss', 0.0),
-            ('gradient', math.nan),
-            ('loss', math.inf),
-            ('loss', 0.0),
-        ):
-            feed = {damage.places[place]: hurt, known.watched: True}
-            values.append(sess.run([guarded, known.written], feed)[1])
-        assert values == [True, False, False, True]
-        assert np.isfinite(sess.run(w)).all()
-
-
 def loss_scale_optimizer():
     scaled = tf1.train.GradientDescentOptimizer(0.1)
     for home in (tf1.mixed_precision, tf1.train.experimental):

@@ -143,44 +143,6 @@ def means_by_the_counter_read_in_the_branch(batch):
 
 
 @training
-def clipped_means(batch):
-    parts = parts_of(loss_of(batch))
-    count = tf.identity(tf1.assign_add(parts.counter, 1))
-
-    def update():
-        means = [a / tf.cast(tf.maximum(count, 1), tf.float32) for a in parts.sums]
-        clipped, _ = tf.clip_by_global_norm(means, 1.0)
-        pairs = [(a, v) for a, (_, v) in zip(clipped, parts.pairs)]
-        with tf.control_dependencies([parts.optimizer.apply_gradients(pairs)]):
-            return zero(parts)
-
-    with tf.control_dependencies(accumulate(parts) + [count]):
-        return in_branch(is_due(count), update), parts.loss
-
-
-@training
-def updated_by_hand(batch):
-    parts = parts_of(loss_of(batch))
-
-    def update():
-        pairs = zip(parts.sums, parts.pairs)
-        steps = [tf1.assign_sub(v, 0.1 * tf.identity(a)) for a, (_, v) in pairs]
-        with tf.control_dependencies(steps):
-            return zero(parts)
-
-    return every_third(parts, update), parts.loss
-
-
-@training
-def zeroed_by_a_third_op(batch):
-    parts = parts_of(loss_of(batch))
-    applied = every_third(parts, lambda: apply(parts))
-    with tf.control_dependencies([applied]):
-        due = is_due(parts.counter.read_value())
-        return in_branch(due, lambda: zero(parts)), parts.loss
-
-
-@training
 def zeroed_ahead_of_the_next(batch):
     """The first micro-batch of three takes the place of the sums, the others are added."""
     parts = parts_of(loss_of(batch))
@@ -297,20 +259,6 @@ def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str,
     return found
 
 
-@pytest.fixture
-def kind(request):
-    """Variables by reference and by handle; and branches that are functions, which take handles."""
-    was_v2 = tf1.control_flow_v2_enabled()
-    is_v2 = request.param == 'functions'
-    (tf1.enable_control_flow_v2 if is_v2 else tf1.disable_control_flow_v2)()
-    tf1.get_variable_scope().set_use_resource(request.param != 'ref')
-    yield request.param
-    (tf1.enable_control_flow_v2 if was_v2 else tf1.disable_control_flow_v2)()
-
-
-kinds = pytest.mark.parametrize('kind', ['ref', 'resource', 'functions'], indirect=True)
-
-
 def full(*cases):
     return [pytest.param(*case, marks=pytest.mark.full) for case in cases]
 
@@ -331,9 +279,6 @@ def full(*cases):
             ('trainable_sums_and_a_local_float_counter', 'ref', True),
             ('means_by_the_counter_read_in_the_branch', 'ref', True),
             ('means_by_the_counter_read_in_the_branch', 'functions', False),
-            ('clipped_means', 'functions', True),
-            ('updated_by_hand', 'ref', False),
-            ('zeroed_by_a_third_op', 'resource', True),
             ('zeroed_ahead_of_the_next', 'ref', False),
             ('zeroed_by_selecting', 'resource', False),
             ('zeroed_by_selecting', 'functions', True),
@@ -350,53 +295,6 @@ def test_bad_micro_batch_changes_nothing(name, kind, give_loss):
     plain = models.Unguarded(train_op).bits(good_micro_batches())
     guarded = models.Guarded((train_op, loss if give_loss else None))
     assert bits_of_guarded(guarded, batch) == plain
-
-
-# Two train ops, each with a guard of its own, and run one after the other.
-
-
-@pytest.mark.full
-@kinds
-def test_train_ops_of_their_own(kind):
-    """Python counts, and runs the second with every third good micro-batch."""
-
-    def build(batch):
-        tf1.get_variable_scope().set_use_resource(kind != 'ref')
-        parts = parts_of(loss_of(batch), tf.int64)
-        counted = tf1.assign_add(parts.counter, 1)
-        step = tf1.train.get_or_create_global_step()
-        return parts.loss, [
-            tf.group(*accumulate(parts), counted),
-            apply(parts, divisor=parts.counter, global_step=step),
-            tf.group(zero(parts), tf1.assign(parts.counter, 0)),
-        ]
-
-    def run(is_guarded):
-        found = []
-        with tf.Graph().as_default():
-            batch = tf1.placeholder_with_default(0.0, [])
-            loss, (collect, update, clear) = build(batch)
-            if is_guarded:
-                collect = gate.guard(collect, loss)
-                update = gate.guard(update)
-                watched = gate.gate_of(collect).watched
-            snapshot = models.Snapshot()
-            with models.new_session() as sess:
-                models.initialize(sess)
-                for value in micro_batches():
-                    if np.isfinite(value):
-                        sess.run(collect, {batch: value})
-                        if len(found) % EVERY == EVERY - 1:
-                            sess.run(update)
-                            sess.run(clear)
-                        found.append(snapshot(sess))
-                    elif is_guarded:
-                        before = snapshot(sess)
-                        sess.run(collect, {batch: value, watched: True})
-                        assert not models.changed(before, snapshot(sess))
-        return found
-
-    assert run(is_guarded=True) == run(is_guarded=False)
 
 
 @pytest.mark.full

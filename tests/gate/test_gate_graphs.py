@@ -100,15 +100,6 @@ def hand_made_adam_weight_decay(damage):
     return tf.group(train, [step.assign(step + 1)]), loss
 
 
-@rarer
-def ref_variables_by_hand(damage):
-    w = weight(use_resource=False)
-    m = weight('m', (0.0, 0.0, 0.0), trainable=False, use_resource=False)
-    loss = simple_loss(damage, w)
-    velocity = tf1.assign(m, 0.9 * m + tf.gradients(loss, w)[0], use_locking=True)
-    return tf1.assign_sub(w, 0.1 * velocity, use_locking=True), loss
-
-
 @model
 def scattered_by_hand(damage):
     """A product can overflow although what is multiplied is finite."""
@@ -222,20 +213,6 @@ def exponential_moving_average(damage):
     ema = tf1.train.ExponentialMovingAverage(0.9, step)
     with tf.control_dependencies([sgd(loss, global_step=step)]):
         return ema.apply([w]), loss
-
-
-@rarer
-def moving_average_optimizer(damage):
-    contrib_opt = contrib('opt')
-    loss = simple_loss(damage, weight())
-    optimizer = contrib_opt.MovingAverageOptimizer(tf1.train.AdamOptimizer(0.1), 0.9)
-    return optimizer.minimize(loss, global_step=tf1.train.get_or_create_global_step()), loss
-
-
-def contrib(name):
-    if tf.__version__ >= '2':
-        pytest.skip('tf.contrib ended with TensorFlow 1')
-    return getattr(__import__('tensorflow.contrib', fromlist=[name]), name)
 
 
 # Batch normalization.

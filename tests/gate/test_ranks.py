@@ -38,6 +38,7 @@ class Meeting:
         self._here = threading.local()
         self._barriers = {}
         self._values = {}
+        self._is_over = False
 
     def ranks(self, step, nodes):
         rank = self._here.rank
@@ -50,6 +51,8 @@ class Meeting:
     def _meet(self, name, rank, value, noted):
         barrier = self._barriers.setdefault(name, threading.Barrier(2, timeout=100))
         self._values[name, rank] = value
+        if self._is_over:
+            barrier.abort()
         if barrier.wait() == 0:
             noted.append(name)
         values = [self._values[name, each] for each in range(2)]
@@ -66,6 +69,12 @@ class Meeting:
         total.set_shape(vector.shape)
         return total
 
+    def leave(self):
+        """Ends what the other rank waits for, as this one does not come any more."""
+        self._is_over = True
+        for barrier in list(self._barriers.values()):
+            barrier.abort()
+
     def run(self, train):
         """What `train(rank)` returns in each of two threads."""
         found = {}
@@ -76,8 +85,7 @@ class Meeting:
                 with tf.Graph().as_default():
                     found[rank] = train(rank)
             except BaseException:
-                for barrier in self._barriers.values():
-                    barrier.abort()
+                self.leave()
                 raise
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
@@ -218,6 +226,7 @@ def test_ranks_whose_graphs_differ_say_so_before_the_first_step(monkeypatch):
             session.run(tf1.global_variables_initializer())
             with pytest.raises(tf.errors.InvalidArgumentError) as raised:
                 session.run(model.train_op, model.feed())
+            meeting.leave()
         return raised.value.message
 
     for said in meeting.run(train):

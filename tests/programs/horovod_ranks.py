@@ -24,7 +24,6 @@ import slimguard
 from slimguard import gate as gates
 
 STEPS = 30
-LOCAL = [tf1.GraphKeys.LOCAL_VARIABLES]  # which are not broadcast
 
 
 class Case(NamedTuple):

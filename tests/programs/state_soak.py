@@ -51,9 +51,9 @@ class Killed:
             (file_io, ('delete_file', 'rename', 'write_string_to_file')),
         ):
             for name in names:
-                setattr(module, name, self._counted(getattr(module, name)))
+                setattr(module, name, self.counted(getattr(module, name)))
 
-    def _counted(self, function):
+    def counted(self, function):
         def counted(*args, **kwargs):
             self.tick()
             return function(*args, **kwargs)

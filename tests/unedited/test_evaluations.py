@@ -112,25 +112,6 @@ def test_good_evaluations_keep_their_bits_and_a_bad_one_writes_nothing(
 
 
 @pytest.mark.full
-def test_what_a_script_assigns_itself_is_its_own(tmp_path):
-    """Initial values, values that are restored, or computed elsewhere: no runs that only write."""
-    with slimguard.instrument(on_nan='raise', logdir=tmp_path), tf.Graph().as_default():
-        model = Discriminator()
-        saver = tf1.train.Saver()
-        averages = [v for v in tf1.global_variables() if 'moving' in v.name]
-        own = [tf1.assign(average, tf.fill([3], math.nan)) for average in averages]
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            session.run(model.train_op, {model.x: batch(0)})
-            path = saver.save(session, str(tmp_path / 'model.ckpt'))
-            session.run(own)
-            assert np.isnan(session.run(averages)).all()
-            saver.restore(session, path)
-            assert np.isfinite(session.run(averages)).all()
-    assert records_in(tmp_path) == []
-
-
-@pytest.mark.full
 def test_an_evaluation_that_a_session_saw_before_the_train_op_leaves_the_training_guarded(tmp_path):
     """Its own writes cannot be made to wait any more; those of the training can."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path), tf.Graph().as_default():

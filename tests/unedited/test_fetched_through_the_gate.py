@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.gate.written_beside import OutsideTheGateError
+from tests.helpers.gate_models import new_session
 from tests.helpers.models import LogLines, records_in
-from tests.helpers.random_graphs import Reader, new_session
 
 tf1 = tf.compat.v1
 BUILDS = {}
@@ -129,18 +129,23 @@ def batches():
         yield batch
 
 
+def all_variables():
+    """Reads of all variables of the default graph, by name."""
+    return {v.op.name: v.read_value() for v in tf1.global_variables()}
+
+
 def values_of(make, leaves_out=()):
     """What each step fetched, and all variables after the last."""
     with tf.Graph().as_default(), new_session() as session:
         x = tf1.placeholder(tf.float32, [4, 2])
-        fetches, read = make(x), Reader()
+        fetches, read = make(x), all_variables()
         session.run(tf1.global_variables_initializer())
         fetched = [
             session.run(fetches, {x: batch})
             for number, batch in enumerate(batches())
             if number not in leaves_out
         ]
-        return fetched, read(session)
+        return fetched, session.run(read)
 
 
 @pytest.mark.full
@@ -167,7 +172,7 @@ def test_a_step_that_does_not_fetch_the_loss_does_not_make_a_write_that_it_alone
         train_op, _ = one_that_waits_where_its_gradient_does_not(x)
         session.run(tf1.global_variables_initializer())
         session.run(train_op, {x: np.ones([4, 2])})
-        values = Reader()(session)
+        values = session.run(all_variables())
         assert np.all(values['center'] == 0) and np.all(values['w'] != 1)
 
 
@@ -178,10 +183,10 @@ def test_guard_puts_back_a_trainable_statistic_that_the_loss_waits_for(use_resou
     tf1.get_variable_scope().set_use_resource(use_resource)
     train_op, loss = a_loss_that_waits_for_a_statistic(x)
     hook = slimguard.NanLossHook(loss, on_nan='skip')
-    guarded, read = slimguard.guard(train_op, loss=loss), Reader()
+    guarded, read = slimguard.guard(train_op, loss=loss), all_variables()
     with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
         fetched = [session.run([guarded, loss], {x: batch})[1] for batch in batches()]
-        variables = read(session.raw_session())
+        variables = session.raw_session().run(read)
     assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
     expected, plain = values_of(a_loss_that_waits_for_a_statistic, leaves_out=[2])
     assert np.isnan(fetched.pop(2)) and fetched == [row[1] for row in expected]
@@ -190,16 +195,16 @@ def test_guard_puts_back_a_trainable_statistic_that_the_loss_waits_for(use_resou
 
 def run_under_a_hook(fetches_of, x):
     """What each step fetched of what `fetches_of` makes, and all variables after the last."""
-    fetches, read = fetches_of(), Reader()
+    fetches, read = fetches_of(), all_variables()
     with slimguard.watch(new_session(), on_nan='skip') as session:
         session.run(tf1.global_variables_initializer())
-        before = read(session)
+        before = session.run(read)
         try:
             fetched = [session.run(fetches, {x: batch}) for batch in batches()]
         except OutsideTheGateError as error:
-            np.testing.assert_equal(read(session), before)
+            np.testing.assert_equal(session.run(read), before)
             return str(error), None
-        return fetched, read(session)
+        return fetched, session.run(read)
 
 
 @pytest.mark.full

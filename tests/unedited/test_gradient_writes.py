@@ -114,14 +114,6 @@ def with_its_gradient_in_a_loop(model):
     return tf.while_loop(lambda number: number < 2, body, [0])
 
 
-@pytest.fixture
-def kind(request, control_flow_v1):
-    """Variables by reference and by handle; and branches that are functions, which take handles."""
-    if request.param == 'functions':
-        tf1.enable_control_flow_v2()
-    return request.param
-
-
 def run(build, kind, values, logdir):
     """The values of all variables after a run for each of `values`, and what was seen."""
     with tf.Graph().as_default(), slimguard.instrument('skip', logdir=str(logdir)) as guards:

@@ -19,14 +19,8 @@ if NATIVE:
     CLASSES.append(contribs)
 
 
-@pytest.fixture(autouse=True)
-def control_flow_of_tensorflow_1():
-    """As under --tf1; TensorFlow's averages of reference variables cannot be initialized else."""
-    was_enabled = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_enabled:
-        tf1.enable_control_flow_v2()
+# As under --tf1; TensorFlow's averages of reference variables cannot be initialized else.
+pytestmark = pytest.mark.usefixtures('control_flow_v1')
 
 
 def train(logdir, *options):

@@ -54,12 +54,6 @@ def bad_variables(logdir):
             'accuracy 0.',
             marks=pytest.mark.full,
         ),
-        pytest.param(
-            'fine_tune.py',
-            ['--train_dir={0}', '--nan_image=20'],
-            'Finished training. Last batch',
-            marks=pytest.mark.full,
-        ),
     ],
 )
 def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, arguments, last_line):

@@ -204,13 +204,6 @@ def test_a_ctrl_c_before_the_script_has_begun_is_one_line():
     assert (run.returncode, run.stderr) == (-signal.SIGINT, 'slimguard: Ctrl-C\n')
 
 
-@pytest.mark.full
-def test_the_doctor_reports():
-    run = forked_python('-m', 'slimguard', 'doctor')
-    assert run.returncode == ('missing: nothing' not in run.stdout)
-    assert 'put back:' in run.stdout
-
-
 # Two scripts in one process, as somebody's own launcher may run them.
 IN_PROCESS = """\
 import sys

@@ -37,13 +37,13 @@ class Script:
         self.update = tf1.assign(self.mean, mixed)
         self.count = tf1.assign_add(self.counter, 1.0)
 
-    def run(self, fetches, bad=(BAD,), steps=STEPS):
+    def run(self, fetches, bad=(BAD,)):
         """The values of all variables after the steps, by name."""
         random = np.random.RandomState(0)
         one = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
         with tf1.Session(config=one) as session:
             session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
-            for number in range(steps):
+            for number in range(STEPS):
                 batch = random.randn(8, 4).astype(np.float32)
                 if number in bad:
                     batch[1] = np.nan
@@ -55,43 +55,6 @@ class Script:
 
 def guarded(tmp_path):
     return slimguard.instrument('skip', logdir=str(tmp_path), capture=False)
-
-
-def batches():
-    random = np.random.RandomState(0)
-    for number in range(STEPS):
-        batch = random.randn(8, 4).astype(np.float32)
-        batch[1] = np.nan if number == BAD else batch[1]
-        yield batch
-
-
-def values_in(session):
-    return session.run({each.op.name: each for each in tf1.global_variables()})
-
-
-def in_slims_step(script, fetches):
-    """A training of slim's, whose step function fetches the update."""
-    given, left = batches(), []
-
-    def step(session, train_op, global_step, kwargs):
-        batch = next(given, None)
-        if batch is None:
-            left.append(values_in(session))
-            return 0.0, True
-        return session.run([train_op, *fetches[1:]], {script.x: batch})[0], False
-
-    slim.learning.train(fetches[0], None, train_step_fn=step, log_every_n_steps=0)
-    return left[0]
-
-
-@pytest.mark.full
-def test_a_bad_step_leaves_it_as_it_was_in_slims_loop(tmp_path):
-    with guarded(tmp_path):
-        script = Script()
-        values = in_slims_step(script, [by_slim(script), script.update, script.count])
-    assert all(np.isfinite(value).all() for value in values.values())
-    assert values['global_step'] == values['counter'] == STEPS - 1
-    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
 
 
 def by_optimizer(script):
@@ -148,23 +111,6 @@ def test_it_is_an_incident_where_the_loss_is_finite(tmp_path):
     assert np.isfinite(values['mean']).all()
     (record,) = records_in(tmp_path)
     assert 'update of mean' in record['reason']
-
-
-def test_good_steps_give_the_same_bits(tmp_path):
-    found = []
-    for is_guarded in (False, True):
-        with tf1.Graph().as_default():
-            tf1.set_random_seed(1)
-            if is_guarded:
-                with guarded(tmp_path):
-                    script = Script()
-                    found.append(script.run([script.train_op, script.update, script.count], ()))
-            else:
-                script = Script()
-                found.append(script.run([script.train_op, script.update, script.count], ()))
-    plain, ours = found
-    assert plain.keys() <= ours.keys()
-    assert all(plain[name].tobytes() == ours[name].tobytes() for name in plain)
 
 
 @pytest.mark.full

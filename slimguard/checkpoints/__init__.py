@@ -7,7 +7,7 @@ The files:
     checkpoint_reader.py  which checkpoints are whole and finite
     finite_saver.py       a Saver that reads a checkpoint back before it publishes it, or refuses
     step_turn.py          turns between the loop's steps and threads that save
-    rollback.py           goes back in a live session: to a checkpoint, or before the first step
+    restorers.py          save and restore the checkpoints of a live session, or its first state
     snapshots.py          states between checkpoints to go back to, and which of them is trusted
     variables.py          the variables of a graph, their values, and how these are put back
     repair.py             what a restart resumes from; has the state file name it

@@ -197,7 +197,7 @@ class Snapshots:
         """Goes back to a snapshot."""
         values = snapshot.values.items()
         assign(session, ((self._variables[name], value) for name, value in values))
-        self.note_return(snapshot)
+        self.note_rollback(snapshot)
 
     def drop(self) -> None:
         """Drops all snapshots, and takes no more."""
@@ -211,7 +211,7 @@ class Snapshots:
             self.kept = [each for each in self.kept if each.taken_at > max(later)]
             self._due = 0
 
-    def note_return(self, snapshot: Optional[Snapshot]) -> None:
+    def note_rollback(self, snapshot: Optional[Snapshot]) -> None:
         """Notes a rollback to a snapshot or, if None, to a checkpoint.
 
         Drops all newer snapshots; after a rollback to a checkpoint, all of them.

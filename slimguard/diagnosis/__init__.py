@@ -8,8 +8,8 @@ The files:
     rerun_step.py     such a step, run again in a graph of its own
     measured_step.py  the ranges of the tensors of a step
     diagnose.py       finds the op that was the first to make a non-finite number
-    explanations.py   explains a step, for each way in which it can be bad
-    causes_by_op.py   by type of op, what it requires of its inputs, and the cause: 'log of 0'
+    explain_step.py   explains a step, for each way in which it can be bad
+    op_rules.py       by type of op, what it requires of its inputs, and the cause: 'log of 0'
     bad_rows.py       which rows of the batch are at fault
     diagnosis.py      Diagnosis: the result, in a few lines and as data
     ranges.py         describes an array in a line: its range, and its non-finite values

@@ -20,14 +20,14 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.diagnosis import explanations
+from slimguard.diagnosis import explain_step
 from slimguard.diagnosis.bad_rows import bad_shares
 from slimguard.diagnosis.capture import BadStep, Capture
-from slimguard.diagnosis.causes_by_op import COPE_WITH_MINUS_INF
 from slimguard.diagnosis.diagnosis import Diagnosis, Phase
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.exported_step import export
 from slimguard.diagnosis.measured_step import MeasuredStep
+from slimguard.diagnosis.op_rules import COPE_WITH_MINUS_INF
 from slimguard.diagnosis.ranges import numbers
 from slimguard.diagnosis.rerun_step import Step
 from slimguard.gate import Label
@@ -36,10 +36,10 @@ from slimguard.incidents import policies
 
 # By the kind of the gate's label, explains a step whose tensors are all finite; most telling first.
 _BY_KIND = (
-    (Label.LIMIT, explanations.explain_limit),
-    (Label.NORM, explanations.explain_norm),
-    (Label.STATE, explanations.explain_written),
-    (Label.WRITTEN, explanations.explain_written),
+    (Label.LIMIT, explain_step.explain_limit),
+    (Label.NORM, explain_step.explain_norm),
+    (Label.STATE, explain_step.explain_written),
+    (Label.WRITTEN, explain_step.explain_written),
 )
 
 
@@ -76,7 +76,7 @@ def glance(bad_step: BadStep, why: str) -> Diagnosis:
     bad = bad_sources(capture, values)
     if bad:
         is_computed = bad[0].name in capture.givens
-        diagnosis = explanations.explain_sources(bad, values[bad[0].name], is_computed)
+        diagnosis = explain_step.explain_sources(bad, values[bad[0].name], is_computed)
     else:
         diagnosis = Diagnosis(
             Phase.UNKNOWN, 'all that the step drew is finite, and nothing was run again'
@@ -116,7 +116,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
         drawn = [t for t in measured.step.feed if not t.name.startswith(graphs.OURS)]
         bad = list(filter(measured.is_bad, drawn))
     if bad:
-        diagnosis = explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        diagnosis = explain_step.explain_non_finite(measured, where_it_began(measured, bad))
         return _of_optimizer(diagnosis, labels)
     for kind, explain in _BY_KIND:
         if kind in kinds:
@@ -151,7 +151,7 @@ def _of_optimizer(diagnosis: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
     """Whether the variable that turned non-finite is updated inside a loop or function."""
     written = [label.name for label in labels if label.kind in (Label.STATE, Label.WRITTEN)]
-    return bool(written) and explanations.is_unseen(step, written[0])
+    return bool(written) and explain_step.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:

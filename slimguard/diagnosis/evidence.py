@@ -17,7 +17,7 @@ from slimguard.diagnosis.bad_rows import bad_row_digests
 from slimguard.diagnosis.capture import BadStep, Capture, bytes_of
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.explanations import with_limit
+from slimguard.diagnosis.explain_step import with_limit
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes, is_float
 from slimguard.graph.collectives import collectives_in

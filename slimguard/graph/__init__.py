@@ -2,7 +2,7 @@
 
     walk.py          an op's declaration, and the ops that must run before it
     variables.py     variables, by reference and by resource handle
-    writes.py        what ops write, and with which values
+    written_variables.py  what ops write, and with which values
     collectives.py   ops that several processes run together
     control_flow.py  conditions and loops around an op
     source_lines.py  which line of the user's code made an op
@@ -64,7 +64,7 @@ from slimguard.graph.walk import (
     op_of,
     takes_reference,
 )
-from slimguard.graph.writes import (
+from slimguard.graph.written_variables import (
     CALLS,
     Writes,
     changes_value,

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Iterable, List, Set
 
-from slimguard.graph.writes import Writes
+from slimguard.graph.written_variables import Writes
 
 _TYPES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
 

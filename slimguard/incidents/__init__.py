@@ -10,7 +10,7 @@ The files:
     fallback_chain.py   policies in order: the first that is willing takes an incident
     nan_loss_error.py   NanLossError, which ends a training with an incident
     advice.py           sentences that say what may help
-    journal.py          the log line of an incident; also hands it to the record and TensorBoard
+    incident_log.py     the log line of an incident; hands it to the record and TensorBoard, too
     record_file.py      the record, slimguard/incidents.jsonl: appends, reads and lists it
     incident_groups.py  incidents of one cause, together
 """

@@ -101,9 +101,9 @@ class FallbackChain:
         self._state.steps += not is_decided
         self._state.note_skipped()
 
-    def note_return(self, factor: Optional[float] = None) -> None:
+    def note_rollback(self, factor: Optional[float] = None) -> None:
         """Notes a rollback, and its factor of the learning rate, if it has one."""
-        self._state.note_return()
+        self._state.note_rollback()
         self._overflowed_at.clear()
         self._factor = factor or self._factor
 

@@ -95,7 +95,7 @@ class PolicyState:
         self.skipped += 1
         self.skipped_at.append(self.steps)
 
-    def note_return(self) -> None:
+    def note_rollback(self) -> None:
         """Notes that the training went back."""
         self.rollbacks += 1
         self.in_a_row = self.good = 0

@@ -19,7 +19,7 @@ from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.journal import Journal
+from slimguard.incidents.incident_log import IncidentLog
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Stop
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
@@ -27,7 +27,7 @@ from slimguard.incidents.spike import as_spike
 from slimguard.training.hook_loop import HookLoop, find_record_folder
 from slimguard.training.incident_handler import IncidentHandler
 from slimguard.training.open_incident import OpenIncident, look_again
-from slimguard.training.recovery import Recovery, recovery_in
+from slimguard.training.rollback import Rollbacks, rollbacks_in
 from slimguard.training.step_history import STEPS, Histories, summaries_beside
 from slimguard.training.training import DEFAULTS, Training, TrainingSettings
 from slimguard.training.watched_runs import (
@@ -121,10 +121,10 @@ class GateWatcher(tf1.train.SessionRunHook):
         if not training.is_open:
             self._loop = HookLoop(training, settings, graph, directory, calling)
             training = self._training = self._loop.training
-        recovery = self._make_recovery(graph, policies)
+        rollbacks = self._make_rollbacks(graph, policies)
         is_elsewhere = self._ranks.rank > 0
-        journal = Journal(directory, training.summary_writer, is_elsewhere=is_elsewhere)
-        self._handle_with(policies, journal, recovery)
+        incident_log = IncidentLog(directory, training.summary_writer, is_elsewhere=is_elsewhere)
+        self._handle_with(policies, incident_log, rollbacks)
         summaries = training.summaries if self._loop is None else summaries_beside(self)
         self.histories.summaries = summaries
         leave_out_bad_values(graph)
@@ -149,7 +149,7 @@ class GateWatcher(tf1.train.SessionRunHook):
                 before_leaving=self._record_unseen,
             )
             self._policies.note_rollbacks(self.job.rollbacks)
-            self._recovery.join_job(self.job.rollbacks)
+            self._rollbacks.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
@@ -217,7 +217,7 @@ class GateWatcher(tf1.train.SessionRunHook):
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step that was no incident, and its loss or None."""
         self._policies.step_was_good()
-        self._recovery.snapshots.step_was_good(session, loss)
+        self._rollbacks.snapshots.step_was_good(session, loss)
 
     def end(self, session):
         if self._loop is not None:
@@ -261,24 +261,26 @@ class GateWatcher(tf1.train.SessionRunHook):
         """Keeps nothing of a training; `begin` makes it ready for the next."""
         self._training, self._loop = Training(), None
         policies = FallbackChain(self.on_nan, self._otherwise)
-        self._handle_with(policies, Journal(), Recovery())
+        self._handle_with(policies, IncidentLog(), Rollbacks())
 
-    def _handle_with(self, policies: FallbackChain, journal: Journal, recovery: Recovery) -> None:
+    def _handle_with(
+        self, policies: FallbackChain, incident_log: IncidentLog, rollbacks: Rollbacks
+    ) -> None:
         settings = self._in_force
         length = STEPS if settings.history is None else settings.history
         self.histories = Histories(as_spike(settings.spike), length)
-        self._policies, self._journal, self._recovery = policies, journal, recovery
+        self._policies, self._incident_log, self._rollbacks = policies, incident_log, rollbacks
         self._handler = IncidentHandler(
             policies,
             self._otherwise,
-            journal,
+            incident_log,
             self._training,
-            recovery,
+            rollbacks,
             settings.ends_job,
             self.histories.take_last_words,
         )
         refusal = refusal_without_gate(policies, self.on_nan, self._loss)
-        recovery.limits = self.histories
+        rollbacks.limits = self.histories
         self.runs = WatchedRuns(
             self._loss,
             refusal,
@@ -299,10 +301,10 @@ class GateWatcher(tf1.train.SessionRunHook):
             self, self._in_force.logdir, dirs, policies, self._ranks, warns=not saves_itself
         )
 
-    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
-        """The `Recovery` for rollbacks."""
+    def _make_rollbacks(self, graph: tf.Graph, policies: FallbackChain) -> Rollbacks:
+        """The `Rollbacks` for rollbacks."""
         has_logdir = self._in_force.logdir is not None
-        return recovery_in(
+        return rollbacks_in(
             graph, policies, self._training, self._directory, has_logdir, self._ranks
         )
 

@@ -18,7 +18,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints import repair, state_file
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
-from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.restorers import Restorer
 from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -26,7 +26,7 @@ from slimguard.incidents.policies import Rollback
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
-from slimguard.training.recovery import NO_LOGDIR, may_go_back
+from slimguard.training.rollback import NO_LOGDIR, may_go_back
 from slimguard.training.training import Training, TrainingSettings
 
 # By session, the directories that the hooks of one keep: several hooks may watch it.

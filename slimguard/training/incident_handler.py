@@ -19,7 +19,7 @@ from slimguard.diagnosis.evidence import Depth, Evidence
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.journal import Journal
+from slimguard.incidents.incident_log import IncidentLog
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import (
     BATCH,
@@ -33,7 +33,7 @@ from slimguard.incidents.policies import (
 )
 from slimguard.system import texts
 from slimguard.training.open_incident import OpenIncident
-from slimguard.training.recovery import Recovery
+from slimguard.training.rollback import Rollbacks
 from slimguard.training.training import Training
 
 # How many characters of an error's message the record has.
@@ -46,9 +46,9 @@ class IncidentHandler:
     Args:
       policies: the policies in force.
       otherwise: the policy before the first incident.
-      journal: the record of incidents.
+      incident_log: the record of incidents.
       training: its `evidence` examines bad steps; it saves before an error ends it.
-      recovery: restores earlier states.
+      rollbacks: restores earlier states.
       ends_job: whether the end of this training ends the job.
       last_words: returns what else the last line says, or ''.
 
@@ -60,17 +60,17 @@ class IncidentHandler:
         self,
         policies: FallbackChain,
         otherwise: Policy,
-        journal: Journal,
+        incident_log: IncidentLog,
         training: Training,
-        recovery: Recovery,
+        rollbacks: Rollbacks,
         ends_job: bool = True,
         last_words: Callable[[], str] = lambda: '',
     ):
         self._policies = policies
         self._last_policy = otherwise
-        self._journal = journal
+        self._incident_log = incident_log
         self._training = training
-        self._recovery = recovery
+        self._rollbacks = rollbacks
         self._ends_job = ends_job
         self._last_words = last_words
         self.job: Optional[Job] = None
@@ -121,8 +121,8 @@ class IncidentHandler:
         """Also notes the action to come, for the bundle."""
         try:
             if opened.is_spike:
-                self._recovery.snapshots.step_was_spike()
-            opened.ruin = self._recovery.snapshots.ruin()
+                self._rollbacks.snapshots.step_was_spike()
+            opened.ruin = self._rollbacks.snapshots.ruin()
             foreseen = self._policies.foresee(opened.incident, opened.ruin) if is_policy else None
             self._examine(session, opened, self._depth_for(foreseen))
             policy = self._decide(opened)
@@ -145,15 +145,15 @@ class IncidentHandler:
         found = opened.found
         is_explosion = found.kind == EXPLOSION and not opened.is_finite
         shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
-        if is_explosion and shows_ruin and self._recovery.snapshots.is_wanted:
+        if is_explosion and shows_ruin and self._rollbacks.snapshots.is_wanted:
             # The cause says by what.
             opened.ruin = opened.ruin or 'the weights are taken for ruined'
         policy = self._policies.decide(opened.incident, opened.ruin, found.kind)
         opened.policy = self._last_policy = policy
         opened.spent = self._policies.spent
-        opened.again = self._journal.again(found.row_digests)
+        opened.again = self._incident_log.again(found.row_digests)
         opened.note_reason(opened.again + self._policies.why_not)
-        if isinstance(policy, Raise) and not self._recovery.snapshots.is_wanted:
+        if isinstance(policy, Raise) and not self._rollbacks.snapshots.is_wanted:
             opened.note_reason(self._ruin_at_the_end(opened))
         is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
         is_overflow = found.drew_finite and found.kind in ('', EXPLOSION) and not is_lost
@@ -180,7 +180,7 @@ class IncidentHandler:
 
     def _ruin_at_the_end(self, opened: OpenIncident) -> str:
         """Why the state to save before 'raise' is ruined; '' if it is not."""
-        found, losses = opened.found, self._recovery.snapshots.losses
+        found, losses = opened.found, self._rollbacks.snapshots.losses
         if opened.ruin or found.diagnosis is not None and found.diagnosis.shows_ruin:
             return '; ' + IS_RUINED  # the cause says how far the loss, or a weight, has grown
         tells = opened.incident.held and found.kind in ('', EXPLOSION)
@@ -210,7 +210,7 @@ class IncidentHandler:
         if incident.action == Raise.action:
             incident = opened.note(advice=self._advice_on(opened) or incident.advice)
             if incident.held and self._ruin_at_the_end(opened):
-                self._recovery.leave_ruin(run_context.session, opened)
+                self._rollbacks.leave_ruin(run_context.session, opened)
         ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)
@@ -222,7 +222,7 @@ class IncidentHandler:
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
         """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
-        if not self._recovery.go_back(session, opened, policy, self.job):
+        if not self._rollbacks.go_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
         if policy.on_rollback is not None:
@@ -255,7 +255,7 @@ class IncidentHandler:
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
         """Notes the error that ends the handling; raises another where a loop would misread it."""
         if isinstance(error, NanLossError):
-            error.logdir = self._journal.logdir
+            error.logdir = self._incident_log.logdir
             opened.refresh(error)
         if isinstance(error, _ENDS_AS_DECIDED):
             return
@@ -276,7 +276,7 @@ class IncidentHandler:
             other.note(action=Skip.action if is_back else opened.incident.action)
             other.note_reason(_BESIDE)
         for each in (opened, *beside):
-            self._journal.record(
+            self._incident_log.record(
                 each.incident,
                 opened.acting,
                 each.cause,
@@ -286,7 +286,7 @@ class IncidentHandler:
             )
             each.close()
             if each.incident.action == Rollback.action:
-                self._policies.note_return(each.incident.learning_rate)
+                self._policies.note_rollback(each.incident.learning_rate)
 
     def record_unseen(self, opened: OpenIncident, goes_back: bool) -> None:
         """Records an incident that no hook saw: its batch is skipped, or the job `goes_back`."""
@@ -323,7 +323,7 @@ class IncidentHandler:
     def prepare(self, session) -> None:
         """Prepares a session on the chief, before any process trains in it."""
         went_back = None if self.job is None else self.job.went_back
-        self._recovery.prepare(session, went_back, saves=self._policies.may(Rollback))
+        self._rollbacks.prepare(session, went_back, saves=self._policies.may(Rollback))
         if went_back is not None:
             policies = [self._last_policy, *self._policies.fallbacks]
             calls = (each.on_rollback for each in policies if isinstance(each, Rollback))
@@ -334,7 +334,7 @@ class IncidentHandler:
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""
         sentences = self._policies.tell(), self._last_words()
-        self._journal.close('; '.join(filter(None, sentences)))
+        self._incident_log.close('; '.join(filter(None, sentences)))
 
 
 class NotInitializedError(tf.errors.FailedPreconditionError):

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
-from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.restorers import Restorer
 from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.job import is_remote
 from slimguard.cluster.rounds import wait_for_initialized

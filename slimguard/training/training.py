@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.restorers import Restorer
 from slimguard.checkpoints.snapshots import IS_RUINED
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture

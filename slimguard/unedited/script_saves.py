@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import absolute_prefix
-from slimguard.checkpoints.rollback import (
+from slimguard.checkpoints.restorers import (
     FIRST,
     FirstStateRestorer,
     Restorer,

@@ -26,7 +26,7 @@ from slimguard.training.hooked_session import HookedStep
 from slimguard.training.learning_rate_factor import rate_factor_in
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.prepared_runs import PreparedRuns
-from slimguard.training.recovery import Recovery
+from slimguard.training.rollback import Rollbacks
 from slimguard.training.training import Training
 from slimguard.training.watched_runs import Run
 from slimguard.unedited.ending import Account, after_stop
@@ -110,16 +110,16 @@ class ScriptWatcher(GateWatcher):
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
         """It is known later: see `_keep_record`."""
 
-    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
+    def _make_rollbacks(self, graph: tf.Graph, policies: FallbackChain) -> Rollbacks:
         smaller = rate_factor_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
         snapshots = Snapshots(policies.snapshots, is_shared=self._ranks.are_several)
         assert self.training.checkpoints is not None
-        return Recovery(self.training.checkpoints, snapshots, smaller)
+        return Rollbacks(self.training.checkpoints, snapshots, smaller)
 
     def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
         asked = GateWatcher.ask(self, run_context, run)
         # The script may have shown by now where it saves.
-        self._recovery.before_step(run_context.session)
+        self._rollbacks.before_step(run_context.session)
         return asked
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -132,7 +132,7 @@ class ScriptWatcher(GateWatcher):
         """Makes the record unless it exists; returns its logdir. Only the first rank keeps one."""
         if self.recorded_in is None and not self._ranks.rank:
             self.recorded_in = self._files.logdir_for_record(graph)
-            self._journal.keep_in(self.recorded_in)
+            self._incident_log.keep_in(self.recorded_in)
         return self.recorded_in
 
     def end(self, session):
@@ -146,12 +146,12 @@ class ScriptWatcher(GateWatcher):
             for each in list(self.training.evidence.values()):  # another thread may add to them
                 if logdir is not None:
                     each.keep_in(logdir)
-            missing = self._journal.missing
+            missing = self._incident_log.missing
             try:
                 GateWatcher.handle(self, run_context, opened, *beside)
             finally:
                 together = self.incidents[-1 - len(beside) :]
-                self.seen.note_incidents(together, logdir, self._journal.missing - missing)
+                self.seen.note_incidents(together, logdir, self._incident_log.missing - missing)
 
 
 class ScriptSession:

@@ -146,7 +146,7 @@ class TestTrust:
     def test_soon_after_a_return_to_a_checkpoint_none_is_taken(self):
         training = Training()
         training.train(64)
-        training.snapshots.note_return(None)
+        training.snapshots.note_rollback(None)
         assert training.kept() == []
         training.train(3 * PROBATION - 1)
         assert training.snapshots.trusted() is None

@@ -30,7 +30,7 @@ def decisions(on_nan, events, otherwise=RAISE):
         if event == 'x':
             decided.append(chain.decide(incident()).action)
             if decided[-1] == 'rollback':
-                chain.note_return()
+                chain.note_rollback()
         else:
             chain.step_was_good()
     return ' '.join(decided)
@@ -70,7 +70,7 @@ def after(chain, events):
             if action == 'skip':
                 chain.step_was_skipped()
             elif action == 'rollback':
-                chain.note_return()
+                chain.note_rollback()
         else:
             chain.step_was_good()
     return action
@@ -266,7 +266,7 @@ def test_a_rollback_that_is_decided_and_fails_is_not_counted():
     chain = FallbackChain('rollback:1', RAISE)
     for _ in range(2):
         assert chain.decide(incident()).action == 'rollback' and chain.tell() == ''
-    chain.note_return()
+    chain.note_rollback()
     assert chain.tell() == 'went back to an earlier state 1 time'
     assert chain.decide(incident()).action == 'raise'
 

@@ -27,7 +27,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.repair import resume_from_good
 from slimguard.compat import tf_private
 from slimguard.system import memory
-from slimguard.training.recovery import Recovery
+from slimguard.training.rollback import Rollbacks
 from tests.helpers.models import Linear, train_quietly
 from tests.helpers.processes import in_a_fork
 from tests.programs.state_soak import Killed
@@ -41,7 +41,7 @@ def live(logdir, has_memory, after, say):
     """Trains until the rollback, and exits with 0 once that is done."""
     if not has_memory:
         memory.available = lambda: 0
-    go_back = Recovery.go_back
+    go_back = Rollbacks.go_back
 
     def go_back_and_die(*args):
         killed = Killed(after)
@@ -50,7 +50,7 @@ def live(logdir, has_memory, after, say):
         go_back(*args)
         os._exit(0)
 
-    Recovery.go_back = go_back_and_die
+    Rollbacks.go_back = go_back_and_die
     model = Linear(bad=(25,))
     saver = tf1.train.Saver(max_to_keep=20)
     train_quietly(

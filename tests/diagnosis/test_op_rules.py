@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.diagnosis import causes_by_op
+from slimguard.diagnosis import op_rules
 from slimguard.diagnosis.diagnose import diagnose, glance
 from tests.helpers.zoo import Failed, regression, weights
 
@@ -132,7 +132,7 @@ TABLE = [
 
 
 def culprit_of(op, values, forward):
-    return causes_by_op.Culprit(
+    return op_rules.Culprit(
         op.type,
         forward,
         [values[t.name] for t in op.inputs],
@@ -157,7 +157,7 @@ def test_the_table_says_what_holds_and_does_not_say_it_close_by():
         values = session.run(tensors)
     wrong = []
     for says, ops, forward in cases:
-        first, close = [causes_by_op.explain(culprit_of(op, values, forward)) for op in ops]
+        first, close = [op_rules.explain(culprit_of(op, values, forward)) for op in ops]
         assert not np.isfinite(values[ops[0].outputs[0].name].astype(np.float32)).all(), says
         if says not in first.sentence or says in close.sentence:
             wrong.append((says, first.sentence, close.sentence))
@@ -170,9 +170,7 @@ def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
     logits, nan = np.zeros([2, 3], np.float32), np.array([0, np.nan], np.float32)
     kind = 'SparseSoftmaxCrossEntropyWithLogits'
     bad, good = [
-        causes_by_op.explain(
-            causes_by_op.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32')
-        )
+        op_rules.explain(op_rules.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32'))
         for label in (3, 2)
     ]
     assert bad.sentence == (

@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes_by_op
+from slimguard.diagnosis import op_rules
 from slimguard.diagnosis.bad_rows import find_non_finite, outlier, rows_in_words, with_rows
-from slimguard.diagnosis.causes_by_op import Cause
 from slimguard.diagnosis.diagnosis import Diagnosis, Input, Phase
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
+from slimguard.diagnosis.op_rules import Cause
 from slimguard.diagnosis.ranges import NonFinite, Range, measure
 from slimguard.diagnosis.rerun_step import Step
 from slimguard.gate import ABOVE_MAX_LOSS
@@ -61,12 +61,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     )
     inside = _inside(step, op)
     if inside:
-        return diagnosis._replace(
-            trouble=inside, kind=_kind(measured, tensor, causes_by_op.UNKNOWN)
-        )
+        return diagnosis._replace(trouble=inside, kind=_kind(measured, tensor, op_rules.UNKNOWN))
     forward = _op_named(step, diagnosis.forward_op)
-    cause = causes_by_op.explain(
-        causes_by_op.Culprit(
+    cause = op_rules.explain(
+        op_rules.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else _type_of(step, forward),
             inputs=[values.get(key(t)) for t in inputs],
@@ -75,7 +73,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         )
     )
     at_fault = map(key, inputs if cause.at is None else [inputs[cause.at]])
-    places = {each: causes_by_op.where(cause.broken, values.get(each)) for each in at_fault}
+    places = {each: op_rules.where(cause.broken, values.get(each)) for each in at_fault}
     pairs = zip(diagnosis.inputs, given)
     diagnosis = diagnosis._replace(
         inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs)
@@ -213,7 +211,7 @@ def _explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
     def squared(tensor) -> float:
         size = measured.range_of(tensor)
         # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
-        return 0.0 if size is None else size.largest / causes_by_op.largest_of(size.dtype) ** 0.5
+        return 0.0 if size is None else size.largest / op_rules.largest_of(size.dtype) ** 0.5
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
     if not floats:
@@ -354,11 +352,11 @@ def _is_plain(tensor: tf.Tensor) -> bool:
 
 
 def _type_of(step: Step, op: tf.Operation) -> str:
-    """The type of an op whose gradient is at fault; `causes_by_op.NORM` for the root of a sum."""
+    """The type of an op whose gradient is at fault; `op_rules.NORM` for the root of a sum."""
     given = op.inputs[0].op if op.type == 'Sqrt' else op
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
-    return causes_by_op.NORM if given.type == 'Sum' else step.type_of(op)
+    return op_rules.NORM if given.type == 'Sum' else step.type_of(op)
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Going back in a live session: to an earlier checkpoint, or to before the first step.
+"""Save and restore the checkpoints of a live session, or its state before the first step.
 
 A rollback abandons the newest checkpoints. The state that it restored is then saved, under its own
 step, and a restart resumes from this checkpoint. So abandoned checkpoints are known by their order:

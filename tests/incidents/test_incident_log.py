@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import journal, record_file
+from slimguard.incidents import incident_log, record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Linear, LogLines, records_in, train_quietly
 
@@ -87,7 +87,7 @@ class TestFile:
             tf.io.gfile.makedirs('ram://there')
         except tf.errors.UnimplementedError:
             pytest.skip('ram:// is in TensorFlow 2.12 and later')
-        logdir = 'ram://logs of test_journal'
+        logdir = 'ram://logs of test_incident_log'
         write(logdir, [1, 2])
         with tf.io.gfile.GFile(record_file.path_in(logdir), 'ab') as file:
             file.write(b'{"step": 9, "los')
@@ -247,7 +247,7 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
 class TestLog:
     def test_a_restart_goes_on_with_the_numbers_of_the_record(self, tmp_path):
         write(tmp_path, [1, 2])
-        record = journal.Journal(str(tmp_path))
+        record = incident_log.IncidentLog(str(tmp_path))
         with LogLines() as lines:
             for _ in range(3):
                 record.record(incident())
@@ -275,7 +275,7 @@ class TestLog:
 
     def test_many_lines_are_held_back_and_counted(self):
         now = [0.0]
-        record = journal.Journal(clock=lambda: now[0])
+        record = incident_log.IncidentLog(clock=lambda: now[0])
         with LogLines() as lines:
             for number in range(10000):
                 now[0] = number * 0.01
@@ -292,7 +292,7 @@ class TestLog:
         assert 10 + len(told) + sum(told) + last == 10000
 
     def test_what_ends_or_turns_a_training_is_always_told(self):
-        record = journal.Journal(clock=lambda: 0.0)
+        record = incident_log.IncidentLog(clock=lambda: 0.0)
         for _ in range(100):
             record.record(incident())
         with LogLines() as lines:
@@ -302,7 +302,7 @@ class TestLog:
         assert 'raising NanLossError' in lines[1]
 
     def test_from_the_second_alike_on_one_line_has_its_own_numbers_and_where_to_see_more(self):
-        record = journal.Journal(clock=lambda: 0.0)
+        record = incident_log.IncidentLog(clock=lambda: 0.0)
         why = '; cause not looked for: max_bundles=1 is reached'
         with LogLines() as lines:
             for row in 1, 2:
@@ -316,7 +316,7 @@ class TestLog:
         assert told[2:] == ['not finite: loss%s.' % done, 'not finite: loss%s%s.' % (done, why)]
 
     def test_the_line_before_an_error_leaves_the_rest_to_it(self):
-        record = journal.Journal()
+        record = incident_log.IncidentLog()
         with LogLines() as lines:
             cause, why = 'log of 0, in row 1; Log; train.py:8', "; 'skip' does not apply, since ..."
             record.record(incident(action='raise'), cause=cause, why=why)
@@ -326,7 +326,7 @@ class TestLog:
 
     def test_an_incident_that_was_held_back_is_not_referred_to(self):
         now = [0.0]
-        record = journal.Journal(clock=lambda: now[0])
+        record = incident_log.IncidentLog(clock=lambda: now[0])
         with LogLines() as lines:
             for _ in range(10):
                 record.record(incident())
@@ -342,7 +342,7 @@ class TestLog:
             def emit(self, record):
                 self.lines.append((record.levelname, record.getMessage()))
 
-        record = journal.Journal(clock=lambda: 0.0)
+        record = incident_log.IncidentLog(clock=lambda: 0.0)
         with Levels() as lines:
             for action in 'skip', 'rollback', 'raise':
                 record.record(incident(action=action))

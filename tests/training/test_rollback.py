@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.restorers import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
 from slimguard.training.open_incident import OpenIncident
-from slimguard.training.recovery import Recovery
+from slimguard.training.rollback import Rollbacks
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -57,50 +57,50 @@ def handled_at(step):
     return OpenIncident(incident)
 
 
-def recovery_of(restorer):
+def rollbacks_of(restorer):
     snapshots = Snapshots(0)
-    return Recovery(restorer, snapshots), snapshots
+    return Rollbacks(restorer, snapshots), snapshots
 
 
-def gone_back_to(recovery, step, job=None, session=None):
+def gone_back_to(rollbacks, step, job=None, session=None):
     handled = handled_at(step)
-    recovery.go_back(session, handled, Rollback(), job)
+    rollbacks.go_back(session, handled, Rollback(), job)
     return handled.incident.restored
 
 
 def test_the_newest_that_is_ten_steps_old_is_taken_and_no_older_one_is_read():
     restorer = Listed(52, 50, 40, 30)
-    recovery, _ = recovery_of(restorer)
-    assert gone_back_to(recovery, 60) == LOGDIR + '/model.ckpt-50'
+    rollbacks, _ = rollbacks_of(restorer)
+    assert gone_back_to(rollbacks, 60) == LOGDIR + '/model.ckpt-50'
     assert restorer.read == [52, 50]
 
 
 def test_before_an_error_ruined_weights_give_way_to_it():
     """Also where the last return is long ago, so that what is saved is no ruin."""
-    recovery, snapshots = recovery_of(Listed(52, 50, 40))
+    rollbacks, snapshots = rollbacks_of(Listed(52, 50, 40))
     snapshots.is_wanted = True
     with LogLines() as lines:
-        recovery.leave_ruin(None, handled_at(60))
+        rollbacks.leave_ruin(None, handled_at(60))
     (line,) = lines
     assert line.endswith('are put back to %s/model.ckpt-50, now the last finite state.' % LOGDIR)
 
 
 def test_where_none_is_it_is_the_newest():
-    recovery, _ = recovery_of(Listed(5, 3))
-    assert gone_back_to(recovery, 9) == LOGDIR + '/model.ckpt-5'
+    rollbacks, _ = rollbacks_of(Listed(5, 3))
+    assert gone_back_to(rollbacks, 9) == LOGDIR + '/model.ckpt-5'
 
 
 def test_soon_after_that_it_is_an_older_one_as_far_as_there_are_any():
     restorer = Listed(50, 40, 30)
-    recovery, snapshots = recovery_of(restorer)
+    rollbacks, snapshots = rollbacks_of(restorer)
     steps = []
     for _ in range(4):
-        steps.append(gone_back_to(recovery, 60)[-2:])
+        steps.append(gone_back_to(rollbacks, 60)[-2:])
         snapshots.step_was_good(None, None)
     assert steps == ['50', '40', '30', '30']
     for _ in range(20):
         snapshots.step_was_good(None, None)
-    assert gone_back_to(recovery, 60)[-2:] == '50'
+    assert gone_back_to(rollbacks, 60)[-2:] == '50'
 
 
 def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
@@ -112,12 +112,12 @@ def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
 
     saver = tf1.train.Saver([tf1.get_variable('w', [])])
     snapshots = Snapshots(2)
-    recovery = Recovery(First(saver, LOGDIR), snapshots)
+    rollbacks = Rollbacks(First(saver, LOGDIR), snapshots)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         for _ in range(12):
             snapshots.step_was_good(session, None)
-        assert gone_back_to(recovery, 60, session=session).startswith('a snapshot after ')
+        assert gone_back_to(rollbacks, 60, session=session).startswith('a snapshot after ')
 
 
 def regression(rate):
@@ -188,25 +188,25 @@ def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
 
 
 def test_without_a_good_one_the_incident_says_so():
-    recovery, _ = recovery_of(Listed())
+    rollbacks, _ = rollbacks_of(Listed())
     handled = handled_at(60)
-    assert not recovery.go_back(None, handled, Rollback(), None)
+    assert not rollbacks.go_back(None, handled, Rollback(), None)
     assert handled.incident.restored is None
     assert handled.incident.reason == '; and /logs holds no good checkpoint to go back to'
 
 
 def test_a_job_says_the_newest_which_new_sessions_restore():
     restorer = Listed(52, 50, 40)
-    recovery, _ = recovery_of(restorer)
+    rollbacks, _ = rollbacks_of(restorer)
     handled = handled_at(60)
     with pytest.raises(tf.errors.AbortedError):
-        recovery.go_back(None, handled, Rollback(), ChiefsJob())
+        rollbacks.go_back(None, handled, Rollback(), ChiefsJob())
     assert handled.incident.restored == LOGDIR + '/model.ckpt-52'
     assert restorer.read == [52]
 
 
 def test_a_job_without_a_good_one_does_not_go_back_and_the_incident_says_so():
-    recovery, _ = recovery_of(Listed())
+    rollbacks, _ = rollbacks_of(Listed())
     handled = handled_at(60)
-    assert not recovery.go_back(None, handled, Rollback(), ChiefsJob())
+    assert not rollbacks.go_back(None, handled, Rollback(), ChiefsJob())
     assert handled.incident.reason == '; and /logs holds no good checkpoint to go back to'

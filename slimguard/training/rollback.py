@@ -7,7 +7,7 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import offer_saver
-from slimguard.checkpoints.rollback import RankRestorer, Restorer
+from slimguard.checkpoints.restorers import RankRestorer, Restorer
 from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.fallback_chain import FallbackChain
@@ -20,7 +20,7 @@ from slimguard.training.step_history import Histories
 from slimguard.training.training import Training
 
 
-class Recovery:
+class Rollbacks:
     """Carries out the policy `Rollback`.
 
     A process that trains alone restores the newest trusted state, a snapshot or a checkpoint. If
@@ -87,7 +87,7 @@ class Recovery:
             self._restorer.complete(session, state.values.keys())
         else:
             self._restorer.restore(session, state)
-            self.snapshots.note_return(None)
+            self.snapshots.note_rollback(None)
         if self.limits is not None:
             self.limits.begin_anew()
         self._went_back_to, self._went_back_step = _name_of(state), _step_of(state)
@@ -260,15 +260,15 @@ def may_go_back(policies: FallbackChain) -> bool:
     )
 
 
-def recovery_in(
+def rollbacks_in(
     graph: tf.Graph,
     policies: FallbackChain,
     training: Training,
     directory: Optional[str],
     is_given: bool,
     ranks: gates.Ranks,
-) -> Recovery:
-    """The `Recovery` of a training; one that restores nothing if it cannot or need not go back.
+) -> Rollbacks:
+    """The `Rollbacks` of a training; one that restores nothing if it cannot or need not go back.
 
     Args:
       graph: the graph.
@@ -280,16 +280,16 @@ def recovery_in(
     """
     goes_back = may_go_back(policies)
     if ranks.are_several and not goes_back:
-        return Recovery()
+        return Rollbacks()
     is_shared = training.makes_sessions and not ranks.are_several
     smaller = rate_factor_in(graph, policies, lambda: directory, is_shared, ranks)
     snapshots = Snapshots(policies.snapshots, is_shared=ranks.are_several)
     if ranks.are_several:
-        return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
+        return Rollbacks(RankRestorer(training.saver, directory), snapshots, smaller)
     if directory is None or not (is_given or goes_back):
-        return Recovery()
+        return Rollbacks()
     restorer = Restorer(training.saver or offer_saver(graph), directory)
-    return Recovery(restorer, snapshots, smaller)
+    return Rollbacks(restorer, snapshots, smaller)
 
 
 NO_LOGDIR = (

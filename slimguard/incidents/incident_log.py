@@ -1,4 +1,4 @@
-"""The log lines of incidents: :class:`Journal`, which also has record_file.py write the record.
+"""The log lines of incidents: :class:`IncidentLog`, which also has record_file.py write the record.
 
 In the log the first line gives the cause and its place, the second line the action. Later incidents
 of a cause have one line; so has one that raises, since the error says the rest. The last line of a
@@ -34,7 +34,7 @@ _NO_RECORD = (
 )
 
 
-class Journal:
+class IncidentLog:
     """Writes incidents to the log, the record and TensorBoard.
 
     Args:

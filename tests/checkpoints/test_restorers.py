@@ -10,7 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import Rollback, Skip
 from slimguard.checkpoints import checkpoint_reader
-from slimguard.checkpoints.rollback import those_in_line
+from slimguard.checkpoints.restorers import those_in_line
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 from tests.helpers.models import train_quietly as train
 
@@ -317,7 +317,7 @@ class TestWhatARollbackLeaves:
 
         model, train_op = build(bad=(25,))
         save = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=8)
-        monkeypatch.setattr('slimguard.checkpoints.rollback.Restorer.save', fail)
+        monkeypatch.setattr('slimguard.checkpoints.restorers.Restorer.save', fail)
         with LogLines() as lines:
             train(train_op, tmp_path, 26, hooks=[save], on_nan='rollback')
         (line,) = [line for line in lines if 'is not on disk' in line]

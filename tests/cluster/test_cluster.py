@@ -153,11 +153,11 @@ ONE, CHIEF, ALL = {1: [2, 5, 6]}, {0: [1, 3, 4]}, {0: [1], 1: [1, 2], 2: [3, 4, 
 # each other, how many servers and workers there are, and the kind of variables.
 JOBS = [
     (ONE, train, False, (1, 2), False),
-    pytest.param(ONE, monitored, True, (2, 3), True, marks=pytest.mark.full),
-    pytest.param(CHIEF, train, True, (1, 2), True, marks=pytest.mark.full),
-    pytest.param(CHIEF, monitored, False, (2, 3), False, marks=pytest.mark.full),
-    pytest.param(ALL, train, False, (2, 3), True, marks=pytest.mark.full),
-    pytest.param(ALL, monitored, True, (1, 2), False, marks=pytest.mark.full),
+    (ONE, monitored, True, (2, 3), True),
+    (CHIEF, train, True, (1, 2), True),
+    (CHIEF, monitored, False, (2, 3), False),
+    (ALL, train, False, (2, 3), True),
+    (ALL, monitored, True, (1, 2), False),
 ]
 
 

@@ -217,13 +217,11 @@ def wait_for_record(logdir):
 
 
 def kinds(*names):
-    """Kinds of jobs, such as 'train-async-worker'; the first is run by default."""
+    """Kinds of jobs, such as 'train-async-worker'."""
     found = []
-    for number, name in enumerate(names):
+    for name in names:
         loop, mode, role = name.split('-')
-        marks = [pytest.mark.full] if number else []
-        values = loop == 'monitored', mode == 'sync', ROLES[role]
-        found.append(pytest.param(*values, id=name, marks=marks))
+        found.append(pytest.param(loop == 'monitored', mode == 'sync', ROLES[role], id=name))
     return found
 
 

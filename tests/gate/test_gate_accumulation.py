@@ -259,32 +259,25 @@ def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str,
     return found
 
 
-def full(*cases):
-    return [pytest.param(*case, marks=pytest.mark.full) for case in cases]
-
-
 # Each training with one kind or two, and with a loss that the guard is told or is not.
 @pytest.mark.full
-@pytest.mark.every_cell
 @pytest.mark.parametrize(
     'name, kind, give_loss',
     [
         ('wrapping_optimizer_in_create_train_op', 'ref', True),
         ('wrapping_optimizer_in_create_train_op', 'functions', False),
         ('means_by_the_counter', 'resource', False),
-        *full(
-            ('usual', 'ref', False),
-            ('usual', 'resource', True),
-            ('usual', 'functions', True),
-            ('trainable_sums_and_a_local_float_counter', 'ref', True),
-            ('means_by_the_counter_read_in_the_branch', 'ref', True),
-            ('means_by_the_counter_read_in_the_branch', 'functions', False),
-            ('zeroed_ahead_of_the_next', 'ref', False),
-            ('zeroed_by_selecting', 'resource', False),
-            ('zeroed_by_selecting', 'functions', True),
-            ('loss_returned_by_the_branch', 'resource', True),
-            ('batch_norm_in_the_forward_pass', 'resource', False),
-        ),
+        ('usual', 'ref', False),
+        ('usual', 'resource', True),
+        ('usual', 'functions', True),
+        ('trainable_sums_and_a_local_float_counter', 'ref', True),
+        ('means_by_the_counter_read_in_the_branch', 'ref', True),
+        ('means_by_the_counter_read_in_the_branch', 'functions', False),
+        ('zeroed_ahead_of_the_next', 'ref', False),
+        ('zeroed_by_selecting', 'resource', False),
+        ('zeroed_by_selecting', 'functions', True),
+        ('loss_returned_by_the_branch', 'resource', True),
+        ('batch_norm_in_the_forward_pass', 'resource', False),
     ],
     indirect=['kind'],
 )

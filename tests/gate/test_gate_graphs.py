@@ -19,16 +19,10 @@ slim = compat.import_slim()
 ONE = tf.constant_initializer(1.0)
 MODELS = {}
 IN_CONTROL_FLOW = {}
-FULL = pytest.mark.full
 
 
 def model(build):
     MODELS[build.__name__] = build
-    return build
-
-
-def rarer(build):
-    MODELS[build.__name__] = pytest.param(build, marks=FULL)
     return build
 
 
@@ -67,7 +61,7 @@ def slim_clipping_and_multipliers(damage):
     )
 
 
-@rarer
+@model
 def clipping_by_global_norm_and_a_decayed_learning_rate(damage):
     w, v = weight(), weight('v')
     step = tf1.train.get_or_create_global_step()
@@ -78,7 +72,7 @@ def clipping_by_global_norm_and_a_decayed_learning_rate(damage):
     return optimizer.apply_gradients(zip(gradients, [w, v]), step), loss
 
 
-@rarer
+@model
 def global_step_before(damage):
     loss = simple_loss(damage, weight())
     with tf.control_dependencies([tf1.assign_add(tf1.train.get_or_create_global_step(), 1)]):
@@ -112,7 +106,7 @@ def scattered_by_hand(damage):
     return tf.group(tf1.scatter_sub(table, slices.indices, 0.01 * slices.values), products), loss
 
 
-@rarer
+@model
 def slice_assign(damage):
     w = weight(use_resource=False)
     loss = simple_loss(damage, w)
@@ -179,7 +173,7 @@ def average_before_minimize(damage):
         return tf1.train.AdamOptimizer(0.1).minimize(loss), loss
 
 
-@rarer
+@model
 def average_before_minimize_ref(damage):
     with tf1.variable_scope('', use_resource=False):
         return average_before_minimize(damage)
@@ -195,7 +189,7 @@ def average_in_the_forward_pass(damage):
         return tf.identity(loss)
 
 
-@rarer
+@model
 def average_with_zero_debias(damage):
     x = image(damage)
     average = tf1.get_variable('average', [], trainable=False, initializer=ONE)
@@ -247,7 +241,7 @@ MODELS['batch_norm_fused'] = batch_norm_model(fused=True)
 MODELS['batch_norm_in_forward_pass_zero_debias'] = batch_norm_model(
     fused=False, updates_collections=None, zero_debias_moving_mean=True
 )
-MODELS['batch_renorm'] = pytest.param(batch_norm_model(fused=False, renorm=True), marks=FULL)
+MODELS['batch_renorm'] = batch_norm_model(fused=False, renorm=True)
 IN_CONTROL_FLOW['batch_norm_around_minimize'] = batch_norm_model(
     is_training_tensor, fused=True, around_minimize=True
 )
@@ -368,7 +362,6 @@ def average_after_guarded_ops(damage):
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
 @pytest.mark.parametrize('build', MODELS.values(), ids=MODELS.keys())
 def test_finite_steps_give_the_same_bits_and_bad_ones_change_nothing(build):
     models.check_bits_and_damage(build, steps=20)

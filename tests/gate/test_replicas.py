@@ -108,7 +108,6 @@ UPDATES = {
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
 @pytest.mark.parametrize('name', sorted(UPDATES))
 def test_each_update_is_made_once_and_a_bad_one_of_any_replica_never(name):
     plain, guarded = UPDATES[name]

@@ -148,7 +148,6 @@ def values_of(make, leaves_out=()):
         return fetched, session.run(read)
 
 
-@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('name', sorted(BUILDS))
 def test_a_bad_step_is_as_if_it_had_not_been(name, tmp_path):
@@ -207,7 +206,6 @@ def run_under_a_hook(fetches_of, x):
         return fetched, session.run(read)
 
 
-@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('name', sorted(BUILDS))
 def test_what_a_hook_refuses_goes_through_the_gate_as_its_message_says(name):

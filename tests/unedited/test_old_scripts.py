@@ -42,18 +42,12 @@ def bad_variables(logdir):
     'name, arguments, last_line',
     [
         ('train_session.py', ['--save_dir={0}', '--nan_batch=5'], 'step 19: loss 0.'),
-        pytest.param(
+        (
             'train_tfrecords.py',
             ['--log_dir={0}/log', '--dataset_dir={0}', '--nan_record=20'],
             'final loss 0.',
-            marks=pytest.mark.full,
         ),
-        pytest.param(
-            'train_supervisor.py',
-            ['--logdir={0}', '--nan_batch=3'],
-            'accuracy 0.',
-            marks=pytest.mark.full,
-        ),
+        ('train_supervisor.py', ['--logdir={0}', '--nan_batch=3'], 'accuracy 0.'),
     ],
 )
 def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, arguments, last_line):

@@ -145,7 +145,6 @@ def states_without_guard():
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
 @pytest.mark.parametrize('loop', [plain, monitored, *LOOPS], ids=lambda loop: loop.__name__)
 def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_path):
     guarded = run(loop, tmp_path / 'guarded', 'skip')
@@ -382,7 +381,6 @@ with tf.Session() as session:
 
 
 @pytest.mark.full
-@pytest.mark.every_cell
 @pytest.mark.parametrize(
     'on_nan, status, said',
     [

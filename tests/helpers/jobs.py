@@ -119,15 +119,20 @@ class Role:
         mine = '/job:%s/task:%d' % (self.job, self.task)
         return tf1.ConfigProto(device_filters=['/job:ps', mine])
 
+    def synchronous(self, optimizer):
+        """The `SyncReplicasOptimizer` that waits for all workers."""
+        workers = len(self.cluster['worker'])
+        return tf1.train.SyncReplicasOptimizer(
+            optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
+        )
+
     def train_op(self, loss, optimizer, sync):
         """A guarded train op, and the `SyncReplicasOptimizer` it is made with, or None.
 
         Args:
           sync: whether there is one, around `optimizer`.
         """
-        workers, waiting = len(self.cluster['worker']), None
-        if sync:
-            waiting = tf1.train.SyncReplicasOptimizer(optimizer, workers, workers)
+        waiting = self.synchronous(optimizer) if sync else None
         train_op = slimguard.create_train_op(loss, waiting or optimizer, check_numerics=False)
         return train_op, waiting
 
@@ -289,6 +294,10 @@ class Job:
             if word == 'ended':
                 self._ended[job, task] = said
         return self._ended[job, task]
+
+    def has_ended(self, job, task):
+        """Whether a role has ended by itself. There must be nothing to hear from it."""
+        return (job, task) in self._ended or self._pipes[job, task].poll()
 
     def wait_for_workers(self, timeout=_PATIENCE):
         """Waits for the end of all workers. Returns how each `Ended`, by number."""

@@ -5,7 +5,8 @@ foreseen needs it. The bundle has the decision, and the variables as the step le
 written between the decision and the act.
 """
 
-from typing import Any, Callable, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
@@ -96,10 +97,17 @@ class IncidentHandler:
           override: the user's method that acts on it; None if the policy does.
           name: what the log calls that method.
         """
-        session = run_context.session
+        session, is_policy = run_context.session, override is None
         with self._training.saving_before_errors(session, opened):
             try:
-                self._examine_and_decide(session, opened, override is None)
+                with self._kept_if_undecided(opened):
+                    self._judge_weights(opened)
+                    chain = self._policies
+                    foreseen = chain.foresee(opened.incident, opened.ruin) if is_policy else None
+                    self._examine(session, opened, self._depth_for(foreseen))
+                    policy = self._decide(opened)
+                opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
+                self._keep(opened, Depth.FULL if is_policy and policy.ends else Depth.DRAWN)
                 for other in beside:
                     self._examine(session, other)
                     self._keep(other, Depth.DRAWN)
@@ -117,21 +125,21 @@ class IncidentHandler:
 
     # Examine and decide.
 
-    def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
-        """Also notes the action to come, for the bundle."""
+    @contextlib.contextmanager
+    def _kept_if_undecided(self, opened: OpenIncident) -> Iterator[None]:
+        """Writes the bundle of an incident, with all that is known, if an error comes first."""
         try:
-            if opened.is_spike:
-                self._rollbacks.snapshots.step_was_spike()
-            opened.ruin = self._rollbacks.snapshots.ruin()
-            foreseen = self._policies.foresee(opened.incident, opened.ruin) if is_policy else None
-            self._examine(session, opened, self._depth_for(foreseen))
-            policy = self._decide(opened)
+            yield
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
             self._keep(opened, Depth.FULL)
             raise
-        opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
-        self._keep(opened, Depth.FULL if is_policy and policy.ends else Depth.DRAWN)
+
+    def _judge_weights(self, opened: OpenIncident) -> None:
+        """Notes whether the weights are ruined, and by what."""
+        if opened.is_spike:
+            self._rollbacks.snapshots.step_was_spike()
+        opened.ruin = self._rollbacks.snapshots.ruin()
 
     def _depth_for(self, foreseen: Optional[Policy]) -> Depth:
         """How far the decision needs a step searched; None if the user decides."""

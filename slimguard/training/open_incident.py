@@ -6,7 +6,7 @@ grows while it is examined and handled. An `Incident` never changes, so each new
 
 import dataclasses
 import time
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -130,12 +130,14 @@ class OpenIncident:
         self._versions, self._to_log = [self.incident], []
 
 
-def of_gate(gate: gates.Gate, report: gates.Told) -> OpenIncident:
-    """The bad step that a gate reports."""
+def of_gate(
+    gate: gates.Gate, report: gates.Told, limits: Optional[Mapping[str, str]] = None
+) -> OpenIncident:
+    """The bad step that a gate reports; `limits` are as for `gates.explain`."""
     step = None if report.step is None else int(report.step)
     loss = None if report.loss is None else float(report.loss)
     strategy = 'check_numerics' if gate.raises else 'hook'
-    incident = _incident_of(gate.explain(report.bad), step, loss, strategy)
+    incident = _incident_of(gate.explain(report.bad, limits), step, loss, strategy)
     return OpenIncident(incident, gate, report.bad)
 
 

@@ -26,7 +26,7 @@ from slimguard.incidents.history import (
 from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
-from slimguard.training.open_incident import OpenIncident
+from slimguard.training.open_incident import OpenIncident, of_gate
 
 # The default number of steps to keep.
 STEPS = 200
@@ -131,27 +131,29 @@ class StepHistory:
             self._loss.clear()
             self._norm.clear()
 
-    def note_bad(self, opened: OpenIncident, row: np.ndarray, max_loss: Optional[float]) -> None:
-        """Notes a held step, and in its incident what the last steps say of it.
+    def note_bad(
+        self, report: gates.Told, row: np.ndarray, max_loss: Optional[float]
+    ) -> OpenIncident:
+        """Notes a held step, and opens its incident with what the last steps say of it.
 
         Args:
-          opened: the incident.
+          report: what the gate reports of the step.
           row: the row of the step.
           max_loss: as for `limits`.
         """
         self._rows.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
-        above = self._limits_in_words(opened.labels, row[LOSS], norm, max_loss)
-        opened.note(
-            gradient_norm=norm,
-            gradient_norm_ratio=norm / usual if norm is not None and usual else None,
-            reason=gates.explain(opened.labels, above).reason,
-        )
+        labels = self.gate.labels_of(report.bad)
+        above = self._limits_in_words(labels, row[LOSS], norm, max_loss)
+        opened = of_gate(self.gate, report, above)
+        ratio = norm / usual if norm is not None and usual else None
+        opened.note(gradient_norm=norm, gradient_norm_ratio=ratio)
         opened.is_spike = opened.is_finite and bool(above)
         # A copy: other threads may train in the session, and note their steps meanwhile.
         rows = list(self._rows)
         opened.history = History(self.gate.measures.gradients, rows) if rows else None
+        return opened
 
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:

@@ -28,7 +28,7 @@ Looking back from the train op, every op falls into one of three parts (reading/
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
-  counter that picks the batch is not (reading/gated_ops.py).
+  counter that picks the batch is not (reading/batch_counters.py).
 
 Two checks decide. The first is cheap: one sum of squares for each value, short vectors of one
 length together, and one comparison. If all are small, the step takes the *fast path*: all values

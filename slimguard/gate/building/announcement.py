@@ -1,10 +1,9 @@
 """Tells of a bad step: the graph prints or raises; a watched session keeps it for its watcher.
 
 Feeding a flag for this would take a third of the time of a small step. So the flag is a state of
-the session, and only a bad step acts on it: it stores its report. With each
-step a watcher fetches one number, how many bad steps are kept, and takes them if there are any. It
-also gets the bad steps of runs that it did not see, as when a script runs the session past its
-hooks.
+the session, and only a bad step acts on it: it stores its report. With each step a watcher fetches
+one number, how many bad steps are kept, and takes them if there are any. It also gets the bad steps
+of runs that it did not see, as when a script runs the session past its hooks.
 """
 
 import functools

@@ -16,7 +16,7 @@ is the same in every loop; a `MonitoredSession` asks and tells the hook itself.
          were found: `foresee`
        - has Evidence (diagnosis/evidence.py) search the cause, as far as that policy asks
        - decides: FallbackChain.decide; Evidence.keep writes the bundle
-       - acts: Rollbacks.go_back, raise NanLossError, or ask the loop to stop
+       - acts: Rollbacks.roll_back, raise NanLossError, or ask the loop to stop
        - records: IncidentLog.record (incidents/incident_log.py) has record_file.py append it, and
          logs its line
 

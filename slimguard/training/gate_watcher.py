@@ -148,7 +148,7 @@ class GateWatcher(tf1.train.SessionRunHook):
                 is_done=self._training.is_done,
                 before_leaving=self._record_unseen,
             )
-            self._policies.note_rollbacks(self.job.rollbacks)
+            self._policies.note_job_rollbacks(self.job.rollbacks)
             self._rollbacks.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
@@ -241,10 +241,10 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def _record_unseen(self, session) -> None:
         """Records the bad steps that no later step has reported."""
-        goes_back = self.job is not None and self.job.goes_back
+        rolls_back = self.job is not None and self.job.rolls_back
         for opened in self.runs.leave(session):
             self._list(opened)
-            self._handler.record_unseen(opened, goes_back)
+            self._handler.record_unseen(opened, rolls_back)
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""

@@ -230,7 +230,7 @@ class IncidentHandler:
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
         """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
-        if not self._rollbacks.go_back(session, opened, policy, self.job):
+        if not self._rollbacks.roll_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
         if policy.on_rollback is not None:
@@ -243,7 +243,7 @@ class IncidentHandler:
         incident, policies = opened.incident, self._policies
         asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
         asks = asks or IS_RUINED in incident.reason
-        skips, goes_back = policies.may(Skip), policies.may(Rollback)
+        skips, rolls_back = policies.may(Skip), policies.may(Rollback)
         diagnosis, kind = opened.found.diagnosis, opened.found.kind
         phase = Phase.UNKNOWN if diagnosis is None else diagnosis.phase
         if diagnosis is not None and diagnosis.bad_rows is not None:
@@ -255,7 +255,7 @@ class IncidentHandler:
         if kind == BATCH:
             return advice.for_a_bad_batch(skips)
         if incident.state_lost or phase == Phase.VARIABLE:
-            return advice.for_lost_state(goes_back)
+            return advice.for_lost_state(rolls_back)
         if kind == EXPLOSION or phase == Phase.UNKNOWN or asks:
             return advice.for_an_explosion(policies.learning_rate, incident.reason)
         return None
@@ -296,14 +296,14 @@ class IncidentHandler:
             if each.incident.action == Rollback.action:
                 self._policies.note_rollback(each.incident.learning_rate)
 
-    def record_unseen(self, opened: OpenIncident, goes_back: bool) -> None:
-        """Records an incident that no hook saw: its batch is skipped, or the job `goes_back`."""
-        opened.note(action=Rollback.action if goes_back else Skip.action)
+    def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
+        """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""
+        opened.note(action=Rollback.action if rolls_back else Skip.action)
         gate = opened.gate
         # A thread makes the runs beside the steps.
         is_beside = gate is not None and gate.is_beside
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
-        if not goes_back:
+        if not rolls_back:
             self._policies.step_was_skipped(is_decided=False)
         self._record(opened)
 
@@ -330,14 +330,14 @@ class IncidentHandler:
 
     def prepare(self, session) -> None:
         """Prepares a session on the chief, before any process trains in it."""
-        went_back = None if self.job is None else self.job.went_back
-        self._rollbacks.prepare(session, went_back, saves=self._policies.may(Rollback))
-        if went_back is not None:
+        rolled_back_for = None if self.job is None else self.job.rolled_back_for
+        self._rollbacks.prepare(session, rolled_back_for, saves=self._policies.may(Rollback))
+        if rolled_back_for is not None:
             policies = [self._last_policy, *self._policies.fallbacks]
             calls = (each.on_rollback for each in policies if isinstance(each, Rollback))
             on_rollback = next(filter(None, calls), None)
             if on_rollback is not None:
-                on_rollback(session, went_back)
+                on_rollback(session, rolled_back_for)
 
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""

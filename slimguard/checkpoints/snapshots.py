@@ -71,7 +71,7 @@ class Losses:
         self._usual_is = ''  # which loss that is, in words
         self._good, self._due = 0, _LOSSES  # good steps so far, and at the next look
 
-    def note(self, loss: Any) -> None:
+    def add(self, loss: Any) -> None:
         """Notes the loss of a good step; None if it is not known."""
         if loss is None or math.isnan(loss):
             return
@@ -165,7 +165,7 @@ class Snapshots:
         self.good += 1
         self._spikes = 0
         if not self._is_shared:
-            self.losses.note(loss)
+            self.losses.add(loss)
         # Soon after a rollback the older snapshots may still be needed.
         if self.most and self.good >= self._due and not self.is_soon:
             if not self.losses.is_far_above:

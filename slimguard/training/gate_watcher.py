@@ -1,7 +1,8 @@
 """The hook that watches the guarded train ops of a graph: :class:`GateWatcher`.
 
-A bad step goes one way: `take` gets the values of its run, `Run.read` (watched_runs.py) opens an
-incident, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and records.
+A bad step goes one way: `take_values` gets the values of its run, `Run.read` (watched_runs.py)
+opens an incident, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and
+records.
 """
 
 import collections
@@ -173,10 +174,10 @@ class GateWatcher(tf1.train.SessionRunHook):
         return run.args(run_context, self.max_loss_now)
 
     def after_run(self, run_context, run_values):
-        self.take(run_context, self.runs.run_for(run_context), run_values.results)
+        self.take_values(run_context, self.runs.run_for(run_context), run_values.results)
 
     @with_short_traceback
-    def take(self, run_context, run: Optional[Run], values: Any) -> None:
+    def take_values(self, run_context, run: Optional[Run], values: Any) -> None:
         """Reads what was asked for, and handles the incidents that it tells of.
 
         Args:
@@ -185,7 +186,7 @@ class GateWatcher(tf1.train.SessionRunHook):
           values: the values of what was fetched.
         """
         if run is not None:
-            run.note(values, self._training)
+            run.note_step(values, self._training)
         if self._loop is not None:
             self._loop.end_step(run_context, self.incident_count)
         if run is None:

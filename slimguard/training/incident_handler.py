@@ -201,7 +201,7 @@ class IncidentHandler:
     def act_on(self, run_context, incident: Incident) -> None:
         """Applies the policy, when the user's method leaves it to that."""
         opened = vars(run_context).get(_OPENED) or OpenIncident(incident)
-        opened.take(incident)  # the user may pass on an incident that says more
+        opened.add_version(incident)  # the user may pass on an incident that says more
         self._act(run_context, opened)
 
     def _act(self, run_context, opened: OpenIncident) -> None:

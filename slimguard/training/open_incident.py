@@ -86,7 +86,7 @@ class OpenIncident:
 
     def note(self, **changes) -> Incident:
         """Makes the next version, with other values of some attributes, and returns it."""
-        self.take(dataclasses.replace(self.incident, **changes))
+        self.add_version(dataclasses.replace(self.incident, **changes))
         return self.incident
 
     def note_reason(self, more: str) -> None:
@@ -101,7 +101,7 @@ class OpenIncident:
         diagnosis = None if found.diagnosis is None else str(found.diagnosis)
         self.note(diagnosis=diagnosis, bundle=found.bundle)
 
-    def take(self, incident: Incident) -> None:
+    def add_version(self, incident: Incident) -> None:
         """Makes `incident` the next version, unless it is one already."""
         if not self._has(incident):
             self._versions.append(incident)

@@ -93,8 +93,8 @@ class StepHistory:
         norm = math.sqrt(2 * sum(half_squares))
         if self.spike is not None:
             with self._levels:
-                self._loss.note(loss)
-                self._norm.note(norm)
+                self._loss.add(loss)
+                self._norm.add(norm)
         elif self._largest is not None:
             self._look_for_jump(row, loss, norm)
         self._rows.append(row)
@@ -103,7 +103,7 @@ class StepHistory:
 
     def _look_for_jump(self, row: np.ndarray, loss: float, norm: float) -> None:
         of_loss, of_norm = self._largest or (Largest(), Largest())
-        times = of_loss.note(abs(loss)), of_norm.note(norm)
+        times = of_loss.add(abs(loss)), of_norm.add(norm)
         if not any(times):
             return
         self._largest = None  # the warning comes once
@@ -112,8 +112,8 @@ class StepHistory:
         losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
         for each in list(self._rows):
             if each[IS_GOOD]:
-                losses.note(each[LOSS])
-                norms.note(norm_of(each))
+                losses.add(each[LOSS])
+                norms.add(norm_of(each))
         sentence = '%s %.6g%s is%s %.4g times %s before it, and was written' % (
             'loss' if is_loss else gates.GRADIENT_NORM,
             loss if is_loss else norm,

@@ -86,7 +86,7 @@ class Run:
                 feeds.update(limits_of(gate, max_loss, history))
         return self._args._replace(feed_dict=feeds or None)
 
-    def note(self, values: Sequence[Any], training: Any) -> None:
+    def note_step(self, values: Sequence[Any], training: Any) -> None:
         """Notes in a `Training` the global step after a run, and its loss where that is finite."""
         step = values[0][STEP] if self.gates else math.nan
         training.step = int(step) if step == step else None
@@ -129,7 +129,7 @@ class Run:
     def forget(self, session) -> None:
         """Drops what the gates have put aside to tell."""
         for gate in self._all_gates:
-            gate.untold.take(session)
+            gate.untold.take_reports(session)
 
     def _step_now(self, session) -> Optional[int]:
         """The global step. Fetched with the run, it could be that before the update or after."""
@@ -164,7 +164,7 @@ def _reports_in(run_context, gate: gates.Gate) -> List[gates.Told]:
     """What a gate reports at the end of a run: the same to each of its watchers."""
     reports = run_context.__dict__.setdefault('_slimguard_reports', {})
     if gate not in reports:
-        reports[gate] = gate.untold.take(run_context.session)
+        reports[gate] = gate.untold.take_reports(run_context.session)
     return reports[gate]
 
 

@@ -97,7 +97,7 @@ class Untold:
         return count
 
     def watch(self, session) -> None:
-        """Keeps reports of bad steps in a session from now on, for `take`."""
+        """Keeps reports of bad steps in a session from now on, for `take_reports`."""
         if session not in self._watched_in:
             single_runs.run_once(session, [self._mark, self.clear])
             self._watched_in.add(session)
@@ -113,7 +113,7 @@ class Untold:
         self._watched_in.discard(session)
         return self._take_all(session, self._left)
 
-    def take(self, session) -> List[Told]:
+    def take_reports(self, session) -> List[Told]:
         """Takes out the kept bad steps, the oldest first; no other watcher gets them."""
         return self._take_all(session, self._size)
 

@@ -137,7 +137,8 @@ def of_gate(
     step = None if report.step is None else int(report.step)
     loss = None if report.loss is None else float(report.loss)
     strategy = 'check_numerics' if gate.raises else 'hook'
-    incident = _incident_of(gate.explain(report.bad, limits), step, loss, strategy)
+    verdict = gate.explain(report.bad, limits)
+    incident = Incident.now(step=step, loss=loss, strategy=strategy, **verdict._asdict())
     return OpenIncident(incident, gate, report.bad)
 
 
@@ -180,20 +181,8 @@ def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Open
         verdict = gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, message), False)
     else:
         return None
-    return OpenIncident(_incident_of(verdict, step(), None, 'check_numerics'))
-
-
-def _incident_of(
-    verdict: gates.Verdict, step: Optional[int], loss: Optional[float], strategy: str
-) -> Incident:
-    return Incident.now(
-        step=step,
-        loss=loss,
-        reason=verdict.reason,
-        tensors=verdict.tensors,
-        strategy=strategy,
-        state_lost=verdict.state_lost,
-    )
+    known = dict(verdict._asdict(), step=step(), loss=None, strategy='check_numerics')
+    return OpenIncident(Incident.now(**known))
 
 
 # Where several processes write the same variables.

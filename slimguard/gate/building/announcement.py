@@ -36,12 +36,6 @@ class Told(NamedTuple):
     step: Any = None
     loss: Any = None
 
-    @property
-    def is_bad(self) -> bool:
-        """Whether the values tell of a bad step."""
-        # Each step calls this; a numpy function would take longer than the comparison.
-        return 1 in self.bad.tobytes()
-
 
 class Untold:
     """The bad steps of one gate that no watcher has read yet.
@@ -101,10 +95,6 @@ class Untold:
         if session not in self._watched_in:
             single_runs.run_once(session, [self._mark, self.clear])
             self._watched_in.add(session)
-
-    def watches(self, session) -> bool:
-        """Whether bad steps in a session are kept."""
-        return session in self._watched_in
 
     def unwatch(self, session) -> List[Told]:
         """Makes bad steps in a session print or raise again; returns the reports still kept."""

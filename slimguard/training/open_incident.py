@@ -158,16 +158,9 @@ def of_loss(
     if is_finite and (max_loss is None or value <= max_loss):
         return None
     name = label_of(loss)
-    return OpenIncident(
-        Incident.now(
-            step=step(),
-            loss=value,
-            reason=(gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name,
-            tensors=(name,),
-            strategy='hook',
-            held=False,
-        )
-    )
+    reason = (gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name
+    known = dict(step=step(), loss=value, reason=reason, tensors=(name,), strategy='hook')
+    return OpenIncident(Incident.now(held=False, **known))
 
 
 def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[OpenIncident]:

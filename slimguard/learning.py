@@ -4,6 +4,7 @@ Every other name of the installed `slim.learning` is also here, unchanged, so th
 ``from slimguard import learning`` replaces it.
 """
 
+import functools
 from typing import Any, Optional, Sequence, cast
 
 from slimguard import compat
@@ -23,7 +24,7 @@ from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.training import slim_training
 from slimguard.training.gate_watcher import with_watcher
-from slimguard.training.slim_loop import Schedule
+from slimguard.training.slim_loop import Schedule, StepRunner
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
@@ -241,8 +242,8 @@ def train(
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
+    make_runner = functools.partial(StepRunner, train_step_fn, schedule)
     given = dict(
-        train_step_fn=train_step_fn,
         train_step_kwargs=train_step_kwargs,
         log_every_n_steps=log_every_n_steps or 0,
         graph=graph,
@@ -268,5 +269,5 @@ def train(
         ignore_live_threads=ignore_live_threads,
     )
     return slim_training.train_with_slim(
-        _slim_train, train_op, settings, hooks, watcher, schedule, _USE_DEFAULT, given
+        _slim_train, train_op, settings, hooks, watcher, make_runner, _USE_DEFAULT, given
     )

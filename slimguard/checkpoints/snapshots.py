@@ -71,7 +71,7 @@ class Losses:
         self._usual_is = ''  # which loss that is, in words
         self._good, self._due = 0, _LOSSES  # good steps so far, and at the next look
 
-    def note(self, loss: Any) -> None:
+    def add(self, loss: Any) -> None:
         """Notes the loss of a good step; None if it is not known."""
         if loss is None or math.isnan(loss):
             return
@@ -92,7 +92,7 @@ class Losses:
         self._due = self._good + steps_to_next(self._good, 0)
 
     def forget_last(self) -> None:
-        """After a return: the last losses are not those of the present weights."""
+        """After a rollback: the last losses are not those of the present weights."""
         self._last.clear()
 
     @property
@@ -152,8 +152,8 @@ class Snapshots:
         self.losses = Losses()
         self._spikes = 0  # since the last good step or rollback
         # Counts of good steps: at the last rollback, and at the snapshot that it restored, if any.
-        self._went_back_at: Optional[int] = None
-        self._went_back_to: Optional[int] = None
+        self._rolled_back_at: Optional[int] = None
+        self._rolled_back_to: Optional[int] = None
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step, before the next one begins; takes a snapshot if one is due.
@@ -165,7 +165,7 @@ class Snapshots:
         self.good += 1
         self._spikes = 0
         if not self._is_shared:
-            self.losses.note(loss)
+            self.losses.add(loss)
         # Soon after a rollback the older snapshots may still be needed.
         if self.most and self.good >= self._due and not self.is_soon:
             if not self.losses.is_far_above:
@@ -179,7 +179,8 @@ class Snapshots:
     @property
     def is_soon(self) -> bool:
         """Whether the last rollback was so recent that it seems not to have helped."""
-        return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
+        at = self._rolled_back_at
+        return at is not None and self.good - at < 2 * PROBATION
 
     def trusted(self) -> Optional[Snapshot]:
         """The newest trusted snapshot, or None.
@@ -187,7 +188,7 @@ class Snapshots:
         Soon after a rollback it is older than the snapshot that was restored. After a rollback to a
         checkpoint there is none, since all snapshots are newer.
         """
-        before = self._went_back_to or 0 if self.is_soon else self.good
+        before = self._rolled_back_to or 0 if self.is_soon else self.good
         for each in self.kept:
             if each.taken_at < before and self.good - each.taken_at >= PROBATION:
                 return each
@@ -219,14 +220,14 @@ class Snapshots:
         to = None if snapshot is None else snapshot.taken_at
         self.kept = [each for each in self.kept if to is not None and each.taken_at <= to]
         self._due = 0
-        self._went_back_to, self._went_back_at = to, self.good
+        self._rolled_back_to, self._rolled_back_at = to, self.good
         self.losses.forget_last()
         self._spikes = 0
 
     @property
-    def went_back_to(self) -> Optional[Snapshot]:
+    def rolled_back_to(self) -> Optional[Snapshot]:
         """The snapshot that the last rollback restored, if it is still kept; else None."""
-        return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
+        return next((each for each in self.kept if each.taken_at == self._rolled_back_to), None)
 
     def ruin(self) -> str:
         """Why the weights are ruined now, though finite; '' also if nobody goes back."""

@@ -264,14 +264,14 @@ class Job:
         return (self._chief or self._follower).rollbacks
 
     @property
-    def went_back(self) -> Optional[Incident]:
+    def rolled_back_for(self) -> Optional[Incident]:
         """The `Incident` that the present round began with, or None; only the chief knows it."""
-        return None if self._chief is None else self._chief.went_back
+        return None if self._chief is None else self._chief.rolled_back_for
 
     @property
-    def goes_back(self) -> bool:
+    def rolls_back(self) -> bool:
         """Whether the next round begins with an incident; only the chief knows it."""
-        return self._chief is not None and self._chief.goes_back
+        return self._chief is not None and self._chief.rolls_back
 
     def end(self, incident: Optional[Incident] = None) -> None:
         """Ends the job for all processes: for an incident, or because it is done."""
@@ -288,7 +288,7 @@ class Job:
         if self._chief is not None:
             self._chief.begin_round(incident)
         else:
-            self._follower.ask_to_go_back(incident)
+            self._follower.ask_to_roll_back(incident)
         error = aborted('going back to a checkpoint')
         if self._watch is not None:
             stop(self._watch.coordinator, error)

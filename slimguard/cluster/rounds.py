@@ -48,12 +48,12 @@ class Chief:
 
     Attributes:
       rollbacks: how often the job went back to a checkpoint.
-      went_back: the `Incident` that the present round began with, or None.
+      rolled_back_for: the `Incident` that the present round began with, or None.
     """
 
     def __init__(self, entry: OwnEntry, replicas: Replicas, logdir: Optional[str]):
         self.rollbacks = 0
-        self.went_back: Optional[Incident] = None
+        self.rolled_back_for: Optional[Incident] = None
         self._entry = entry
         self._replicas = replicas
         self._logdir = logdir
@@ -61,9 +61,9 @@ class Chief:
         self._has_begun = self._is_clear = False
 
     @property
-    def goes_back(self) -> bool:
+    def rolls_back(self) -> bool:
         """Whether an incident began a round that is not open yet: the job is rolling back."""
-        return self._has_begun and self.went_back is not None
+        return self._has_begun and self.rolled_back_for is not None
 
     def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:
         """Calls `prepare` with the session, then lets the others join.
@@ -88,7 +88,7 @@ class Chief:
             new, rollbacks = new_number(), self.rollbacks + (incident is not None)
             self._entry.write(round=new, open=False, rollbacks=rollbacks, ends=None, incident=None)
             self._entry.round, self.rollbacks = new, rollbacks
-            self.went_back = incident
+            self.rolled_back_for = incident
             self._has_begun = True
 
     def grant(self, entry: Entry) -> Exception:
@@ -207,7 +207,7 @@ class Follower:
             time.sleep(PAUSE)
         return False
 
-    def ask_to_go_back(self, incident: Incident) -> None:
+    def ask_to_roll_back(self, incident: Incident) -> None:
         """Asks the chief to send the whole job back to the newest good checkpoint."""
         self._asked_in = self._entry.round
         self._entry.tell(asks=self._entry.round, incident=incident.to_dict())

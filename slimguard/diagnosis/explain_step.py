@@ -63,7 +63,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if inside:
         return diagnosis._replace(trouble=inside, kind=_kind(measured, tensor, op_rules.UNKNOWN))
     forward = _op_named(step, diagnosis.forward_op)
-    cause = op_rules.explain(
+    cause = op_rules.cause_of(
         op_rules.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else _type_of(step, forward),

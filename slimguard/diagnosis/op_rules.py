@@ -90,7 +90,7 @@ class Rule(NamedTuple):
     at: Optional[int] = None
 
 
-def explain(culprit: Culprit) -> Cause:
+def cause_of(culprit: Culprit) -> Cause:
     """Why an op returned something non-finite, by the first rules whose precondition is broken."""
     sentences: List[str] = []
     first: Broken = None

@@ -7,7 +7,8 @@ keeps in one; no hooks, and no slim.
     guard.py              guard()
     gate.py               what is known of a guarded train op
     arguments.py          checks what users give: a train op, its loss, the largest loss
-    written_beside.py     writes fetched beside a train op; runs that train nothing and write
+    written_beside.py     writes fetched beside a train op: gated with it, or refused
+    runs_without_training.py  guards runs that write and train nothing, such as summaries
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
     learning_rates.py     a factor for learning rates, to make updates smaller
@@ -28,7 +29,7 @@ Looking back from the train op, every op falls into one of three parts (reading/
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
-  counter that picks the batch is not (reading/gated_ops.py).
+  counter that picks the batch is not (reading/batch_counters.py).
 
 Two checks decide. The first is cheap: one sum of squares for each value, short vectors of one
 length together, and one comparison. If all are small, the step takes the *fast path*: all values
@@ -89,7 +90,7 @@ from slimguard.gate.learning_rates import (
     scale_learning_rates,
 )
 from slimguard.gate.reading.losses import label_of, mean_of
-from slimguard.gate.written_beside import guard_summary
+from slimguard.gate.runs_without_training import guard_summary
 
 __all__ = [
     'ABOVE_MAX_LOSS',

@@ -8,6 +8,7 @@ from typing import (
     FrozenSet,
     Iterable,
     List,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -118,9 +119,9 @@ class Gate:
         limits = [] if self.limit is None else [self.limit]
         return limits + ([self.norm_limit] if self.measures.gradients else [])
 
-    def explain(self, bad: Sequence[bool]) -> Verdict:
-        """Puts a fetched `bad` vector into words."""
-        verdict = explain(self.labels_of(bad))
+    def explain(self, bad: Sequence[bool], limits: Optional[Mapping[str, str]] = None) -> Verdict:
+        """Puts a fetched `bad` vector into words; `limits` are as for `flags.explain`."""
+        verdict = explain(self.labels_of(bad), limits)
         where = ''
         if self.is_beside:
             where = "in the chief's update: " if self.takes_from else 'in a run of the summaries: '

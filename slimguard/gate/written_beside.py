@@ -1,26 +1,18 @@
-"""Writes beside the train op: those that a run makes together with it, and runs that train nothing.
+"""Writes beside the train op: those that a run makes together with it.
 
-Examples of the first are a running mean of the input and a counter: `session.run([train_op,
-update_mean])`. They see the same batch, so they go through the same gate, and a bad step leaves
-them as they were. Local variables are exempt: no checkpoint holds them, and a metric may be NaN in
-a good step.
-
-Examples of the second are an evaluation that updates the moving averages of batch norm in its
-forward pass, variables that a guarded train op puts back after a bad step; or a run of slim's
-update ops by themselves. :mod:`slimguard.unedited.own_updates` finds the updates that a script
-computes itself.
+Examples are a running mean of the input and a counter: `session.run([train_op, update_mean])`. They
+see the same batch, so they go through the same gate, and a bad step leaves them as they were. Local
+variables are exempt: no checkpoint holds them, and a metric may be NaN in a good step.
 """
 
-from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.building.copies import copies_ahead, copy_ahead_of_others, is_put_back
-from slimguard.gate.gate import Gate, gate_of
-from slimguard.gate.guard import guard_with_values
-from slimguard.graph import TrainOp, key, op_of, ops
+from slimguard.gate.gate import Gate
+from slimguard.graph import TrainOp, key, op_of
 from slimguard.system import texts
 from slimguard.system.log import log
 
@@ -293,76 +285,3 @@ def is_drawn(op: tf.Operation) -> bool:
     return op.type.startswith('Placeholder') or (
         graphs.is_stateful(op) and not graphs.is_variable_read(op)
     )
-
-
-def writing_among(
-    elements: Sequence[TrainOp], graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
-) -> Sequence[TrainOp]:
-    """The fetched elements that run update ops, or forward writes of a guarded train op.
-
-    Update ops that write only local variables, as a metric's do, are left out.
-    """
-    update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
-    if not update_ops and not copies_ahead(graph):
-        return []
-    writes, local = graphs.Writes(graph), graphs.local_in(graph)
-
-    def keeps(op: tf.Operation) -> bool:
-        """Whether `op` writes a variable that is not local."""
-        return not local.issuperset(writes.variables(op))
-
-    found = []
-    for element in elements:
-        if not op_of(element).name.startswith(graphs.OURS):
-            needed = graphs.ancestors_beyond(fed, [op_of(element)])
-            updates = not update_ops.isdisjoint(needed) and any(map(keeps, needed))
-            if updates or any(map(is_put_back, needed)):
-                found.append(element)
-    return found
-
-
-def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
-    """The gate of a run that writes and trains nothing: no bad value is written.
-
-    Args:
-      elements: the elements that are fetched together.
-      fed: as for `guard_with_values`.
-
-    Raises:
-      ValueError: if one of their writes can be neither held back nor put back.
-    """
-    values = [element for element in elements if isinstance(element, tf.Tensor)]
-    with ops.our_scope(elements[0].graph, 'step'):
-        together = ops.group(dict.fromkeys(map(op_of, elements)), 'writes')
-    return guard_with_values(together, None, None, values, fed, trains=False)
-
-
-def guard_summary(
-    summary_op: Any, train_op: TrainOp, default: object = None
-) -> Optional[tf.Tensor]:
-    """Guards a summary op that writes variables; watchers of the train op learn of its bad runs.
-
-    A Supervisor runs it in a thread of its own, on a batch that no step sees.
-
-    Args:
-      summary_op: a string Tensor, or nothing.
-      train_op: the guarded train op.
-      default: the summary op that stands for all summaries of the graph.
-
-    Returns:
-      A string Tensor; None if the given summary op writes nothing.
-    """
-    gate, graph = gate_of(train_op), train_op.graph
-    if gate is None or not copies_ahead(graph):
-        return None
-    if summary_op is default:
-        with graph.as_default():
-            summary_op = tf1.summary.merge_all()
-    is_op = isinstance(summary_op, tf.Tensor) and summary_op.graph is graph
-    copy_ahead_of_others(graph)
-    if not is_op or not writing_among([summary_op], graph):
-        return None
-    of_summary = guard_writes([summary_op])
-    gate.run_beside(of_summary)
-    with ops.our_scope(graph, 'summary'), tf.device(summary_op.device):
-        return ops.after([of_summary.train_op], summary_op, 'written')

@@ -101,11 +101,11 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
     )
 
 
-def for_lost_state(goes_back: bool) -> str:
+def for_lost_state(rolls_back: bool) -> str:
     """For a step that began with variables that were not finite.
 
     Args:
-      goes_back: whether a policy in use rolls back.
+      rolls_back: whether a policy in use rolls back.
     """
     told = (
         'the write that made it so was not guarded, and its line is not known: a load or an '
@@ -114,7 +114,7 @@ def for_lost_state(goes_back: bool) -> str:
         'a restore, "python -m slimguard checkpoints LOGDIR" names the bad variables of each '
         'checkpoint'
     )
-    if not goes_back:
+    if not rolls_back:
         told += ". on_nan='rollback' goes back to a state before it, if there is one"
     return told
 

@@ -113,20 +113,20 @@ class FallbackChain:
 
     def tell(self) -> str:
         """How many steps were skipped and how often it went back; '' if none since last told."""
-        skipped, returns = self._state.skipped, self._state.rollbacks
-        if (skipped, returns, self._has_stopped) == self._told:
+        skipped, rollbacks = self._state.skipped, self._state.rollbacks
+        if (skipped, rollbacks, self._has_stopped) == self._told:
             return ''
-        self._told = skipped, returns, self._has_stopped
+        self._told = skipped, rollbacks, self._has_stopped
         told = []
         if skipped:
             told.append(skipped_in_words(skipped, self._state.steps, self._why_skipped))
-        if returns:
-            told.append('went back to an earlier state %d time%s' % (returns, 's'[: returns > 1]))
+        if rollbacks:
+            told.append('went back to an earlier state %d time' % rollbacks + 's'[: rollbacks > 1])
         if self._factor is not None:
             told.append('the learning rate ends at x%g' % self._factor)
         return '; '.join(told or ["'stop' ended the training"])
 
-    def note_rollbacks(self, rollbacks: int) -> None:
+    def note_job_rollbacks(self, rollbacks: int) -> None:
         """Notes how often all processes of the job went back to a checkpoint."""
         self._state.rollbacks = max(self._state.rollbacks, rollbacks)
 

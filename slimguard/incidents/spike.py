@@ -154,7 +154,7 @@ class Level:
     def __len__(self) -> int:
         return len(self._last)
 
-    def note(self, value: float) -> None:
+    def add(self, value: float) -> None:
         """Notes the number of a good step; a number that is not finite is ignored."""
         value = abs(value)
         if not math.isfinite(value):
@@ -204,7 +204,7 @@ class Largest:
         self.count = 0
         self._largest = 0.0
 
-    def note(self, value: float) -> float:
+    def add(self, value: float) -> float:
         """Notes a number; returns its multiple of the largest before it if that is far, else 0.
 
         Args:

@@ -8,15 +8,16 @@ is the same in every loop; a `MonitoredSession` asks and tells the hook itself.
     2. PreparedRuns.run (prepared_runs.py) runs the session. In the graph, the gate checks the
        values and keeps the variables as they were (gate/building/builder.py), and leaves word of
        what is bad (`Untold` in gate/building/announcement.py).
-    3. GateWatcher.take gets the values, and Run.read (watched_runs.py) opens an OpenIncident if
-       they or that word show one. In it each later part notes what it found or did.
-    4. StepHistory.note_bad (step_history.py) notes how far above its limits the step is.
-    5. IncidentHandler.handle (incident_handler.py) does the rest, in this order:
+    3. GateWatcher.take_values gets the values, and Run.read (watched_runs.py) opens an
+       OpenIncident if they or that word show one. Its reason says how far above its limits the step
+       is (StepHistory.note_bad in step_history.py). Each later part notes in it what it found or
+       did.
+    4. IncidentHandler.handle (incident_handler.py) does the rest, in this order:
        - asks the FallbackChain (incidents/fallback_chain.py) which policy it would take if no more
          were found: `foresee`
        - has Evidence (diagnosis/evidence.py) search the cause, as far as that policy asks
        - decides: FallbackChain.decide; Evidence.keep writes the bundle
-       - acts: Rollbacks.go_back, raise NanLossError, or ask the loop to stop
+       - acts: Rollbacks.roll_back, raise NanLossError, or ask the loop to stop
        - records: IncidentLog.record (incidents/incident_log.py) has record_file.py append it, and
          logs its line
 

@@ -1,7 +1,8 @@
 """The hook that watches the guarded train ops of a graph: :class:`GateWatcher`.
 
-A bad step goes one way: `take` gets the values of its run, `Run.read` (watched_runs.py) opens an
-incident, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and records.
+A bad step goes one way: `take_values` gets the values of its run, `Run.read` (watched_runs.py)
+opens an incident, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and
+records.
 """
 
 import collections
@@ -148,7 +149,7 @@ class GateWatcher(tf1.train.SessionRunHook):
                 is_done=self._training.is_done,
                 before_leaving=self._record_unseen,
             )
-            self._policies.note_rollbacks(self.job.rollbacks)
+            self._policies.note_job_rollbacks(self.job.rollbacks)
             self._rollbacks.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank sends its variables to the others once all hooks have the session.
@@ -173,10 +174,10 @@ class GateWatcher(tf1.train.SessionRunHook):
         return run.args(run_context, self.max_loss_now)
 
     def after_run(self, run_context, run_values):
-        self.take(run_context, self.runs.run_for(run_context), run_values.results)
+        self.take_values(run_context, self.runs.run_for(run_context), run_values.results)
 
     @with_short_traceback
-    def take(self, run_context, run: Optional[Run], values: Any) -> None:
+    def take_values(self, run_context, run: Optional[Run], values: Any) -> None:
         """Reads what was asked for, and handles the incidents that it tells of.
 
         Args:
@@ -185,7 +186,7 @@ class GateWatcher(tf1.train.SessionRunHook):
           values: the values of what was fetched.
         """
         if run is not None:
-            run.note(values, self._training)
+            run.note_step(values, self._training)
         if self._loop is not None:
             self._loop.end_step(run_context, self.incident_count)
         if run is None:
@@ -241,10 +242,10 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def _record_unseen(self, session) -> None:
         """Records the bad steps that no later step has reported."""
-        goes_back = self.job is not None and self.job.goes_back
+        rolls_back = self.job is not None and self.job.rolls_back
         for opened in self.runs.leave(session):
             self._list(opened)
-            self._handler.record_unseen(opened, goes_back)
+            self._handler.record_unseen(opened, rolls_back)
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""

@@ -26,7 +26,7 @@ from slimguard.incidents.policies import Rollback
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
-from slimguard.training.rollback import NO_LOGDIR, may_go_back
+from slimguard.training.rollback import NO_LOGDIR, may_roll_back
 from slimguard.training.training import Training, TrainingSettings
 
 # By session, the directories that the hooks of one keep: several hooks may watch it.
@@ -242,12 +242,12 @@ def find_record_folder(
         if logdir is not None:
             log().info(_ONE_RECORD, ranks.rank, logdir)
         return None
-    goes_back = policies.may(Rollback)
+    rolls_back = policies.may(Rollback)
     if logdir is None:
-        logdir = _folder_for(hook, dirs, goes_back)
+        logdir = _folder_for(hook, dirs, rolls_back)
     elif warns:
-        _warn_of_another(hook, dirs, logdir, may_go_back(policies))
-    if logdir is None and goes_back and not ranks.are_several:
+        _warn_of_another(hook, dirs, logdir, may_roll_back(policies))
+    if logdir is None and rolls_back and not ranks.are_several:
         raise ValueError(NO_LOGDIR)
     return logdir
 

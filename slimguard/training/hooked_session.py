@@ -195,7 +195,7 @@ class HookedStep:
         given = feeds, options, run_metadata, watched
         values, *watched_values = self._values(watched, watched.fetches, *given)
         for watcher, run, place in watched.runs:
-            watcher.take(context, run, watched_values[place])
+            watcher.take_values(context, run, watched_values[place])
         return values, context.stop_requested
 
     def _run_with_others(
@@ -215,7 +215,7 @@ class HookedStep:
         def tell(hook) -> None:
             if hook in places:
                 run, place = places[hook]
-                hook.take(context, run, watched_values[place])
+                hook.take_values(context, run, watched_values[place])
             elif hook in self._looking:
                 hook.after_run(context, calls.values_for(hook, of_hooks, run_metadata))
 

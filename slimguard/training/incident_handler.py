@@ -5,7 +5,8 @@ foreseen needs it. The bundle has the decision, and the variables as the step le
 written between the decision and the act.
 """
 
-from typing import Any, Callable, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
@@ -96,10 +97,17 @@ class IncidentHandler:
           override: the user's method that acts on it; None if the policy does.
           name: what the log calls that method.
         """
-        session = run_context.session
+        session, is_policy = run_context.session, override is None
         with self._training.saving_before_errors(session, opened):
             try:
-                self._examine_and_decide(session, opened, override is None)
+                with self._kept_if_undecided(opened):
+                    self._judge_weights(opened)
+                    chain = self._policies
+                    foreseen = chain.foresee(opened.incident, opened.ruin) if is_policy else None
+                    self._examine(session, opened, self._depth_for(foreseen))
+                    policy = self._decide(opened)
+                opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
+                self._keep(opened, Depth.FULL if is_policy and policy.ends else Depth.DRAWN)
                 for other in beside:
                     self._examine(session, other)
                     self._keep(other, Depth.DRAWN)
@@ -117,21 +125,21 @@ class IncidentHandler:
 
     # Examine and decide.
 
-    def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
-        """Also notes the action to come, for the bundle."""
+    @contextlib.contextmanager
+    def _kept_if_undecided(self, opened: OpenIncident) -> Iterator[None]:
+        """Writes the bundle of an incident, with all that is known, if an error comes first."""
         try:
-            if opened.is_spike:
-                self._rollbacks.snapshots.step_was_spike()
-            opened.ruin = self._rollbacks.snapshots.ruin()
-            foreseen = self._policies.foresee(opened.incident, opened.ruin) if is_policy else None
-            self._examine(session, opened, self._depth_for(foreseen))
-            policy = self._decide(opened)
+            yield
         except Exception as error:
             opened.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
             self._keep(opened, Depth.FULL)
             raise
-        opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
-        self._keep(opened, Depth.FULL if is_policy and policy.ends else Depth.DRAWN)
+
+    def _judge_weights(self, opened: OpenIncident) -> None:
+        """Notes whether the weights are ruined, and by what."""
+        if opened.is_spike:
+            self._rollbacks.snapshots.step_was_spike()
+        opened.ruin = self._rollbacks.snapshots.ruin()
 
     def _depth_for(self, foreseen: Optional[Policy]) -> Depth:
         """How far the decision needs a step searched; None if the user decides."""
@@ -193,7 +201,7 @@ class IncidentHandler:
     def act_on(self, run_context, incident: Incident) -> None:
         """Applies the policy, when the user's method leaves it to that."""
         opened = vars(run_context).get(_OPENED) or OpenIncident(incident)
-        opened.take(incident)  # the user may pass on an incident that says more
+        opened.add_version(incident)  # the user may pass on an incident that says more
         self._act(run_context, opened)
 
     def _act(self, run_context, opened: OpenIncident) -> None:
@@ -222,7 +230,7 @@ class IncidentHandler:
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
         """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
-        if not self._rollbacks.go_back(session, opened, policy, self.job):
+        if not self._rollbacks.roll_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
         if policy.on_rollback is not None:
@@ -235,7 +243,7 @@ class IncidentHandler:
         incident, policies = opened.incident, self._policies
         asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
         asks = asks or IS_RUINED in incident.reason
-        skips, goes_back = policies.may(Skip), policies.may(Rollback)
+        skips, rolls_back = policies.may(Skip), policies.may(Rollback)
         diagnosis, kind = opened.found.diagnosis, opened.found.kind
         phase = Phase.UNKNOWN if diagnosis is None else diagnosis.phase
         if diagnosis is not None and diagnosis.bad_rows is not None:
@@ -247,7 +255,7 @@ class IncidentHandler:
         if kind == BATCH:
             return advice.for_a_bad_batch(skips)
         if incident.state_lost or phase == Phase.VARIABLE:
-            return advice.for_lost_state(goes_back)
+            return advice.for_lost_state(rolls_back)
         if kind == EXPLOSION or phase == Phase.UNKNOWN or asks:
             return advice.for_an_explosion(policies.learning_rate, incident.reason)
         return None
@@ -288,14 +296,14 @@ class IncidentHandler:
             if each.incident.action == Rollback.action:
                 self._policies.note_rollback(each.incident.learning_rate)
 
-    def record_unseen(self, opened: OpenIncident, goes_back: bool) -> None:
-        """Records an incident that no hook saw: its batch is skipped, or the job `goes_back`."""
-        opened.note(action=Rollback.action if goes_back else Skip.action)
+    def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
+        """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""
+        opened.note(action=Rollback.action if rolls_back else Skip.action)
         gate = opened.gate
         # A thread makes the runs beside the steps.
         is_beside = gate is not None and gate.is_beside
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
-        if not goes_back:
+        if not rolls_back:
             self._policies.step_was_skipped(is_decided=False)
         self._record(opened)
 
@@ -322,14 +330,14 @@ class IncidentHandler:
 
     def prepare(self, session) -> None:
         """Prepares a session on the chief, before any process trains in it."""
-        went_back = None if self.job is None else self.job.went_back
-        self._rollbacks.prepare(session, went_back, saves=self._policies.may(Rollback))
-        if went_back is not None:
+        rolled_back_for = None if self.job is None else self.job.rolled_back_for
+        self._rollbacks.prepare(session, rolled_back_for, saves=self._policies.may(Rollback))
+        if rolled_back_for is not None:
             policies = [self._last_policy, *self._policies.fallbacks]
             calls = (each.on_rollback for each in policies if isinstance(each, Rollback))
             on_rollback = next(filter(None, calls), None)
             if on_rollback is not None:
-                on_rollback(session, went_back)
+                on_rollback(session, rolled_back_for)
 
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""

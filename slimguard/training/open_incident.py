@@ -6,7 +6,7 @@ grows while it is examined and handled. An `Incident` never changes, so each new
 
 import dataclasses
 import time
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -86,7 +86,7 @@ class OpenIncident:
 
     def note(self, **changes) -> Incident:
         """Makes the next version, with other values of some attributes, and returns it."""
-        self.take(dataclasses.replace(self.incident, **changes))
+        self.add_version(dataclasses.replace(self.incident, **changes))
         return self.incident
 
     def note_reason(self, more: str) -> None:
@@ -101,7 +101,7 @@ class OpenIncident:
         diagnosis = None if found.diagnosis is None else str(found.diagnosis)
         self.note(diagnosis=diagnosis, bundle=found.bundle)
 
-    def take(self, incident: Incident) -> None:
+    def add_version(self, incident: Incident) -> None:
         """Makes `incident` the next version, unless it is one already."""
         if not self._has(incident):
             self._versions.append(incident)
@@ -130,12 +130,15 @@ class OpenIncident:
         self._versions, self._to_log = [self.incident], []
 
 
-def of_gate(gate: gates.Gate, report: gates.Told) -> OpenIncident:
-    """The bad step that a gate reports."""
+def of_gate(
+    gate: gates.Gate, report: gates.Told, limits: Optional[Mapping[str, str]] = None
+) -> OpenIncident:
+    """The bad step that a gate reports; `limits` are as for `gates.explain`."""
     step = None if report.step is None else int(report.step)
     loss = None if report.loss is None else float(report.loss)
     strategy = 'check_numerics' if gate.raises else 'hook'
-    incident = _incident_of(gate.explain(report.bad), step, loss, strategy)
+    verdict = gate.explain(report.bad, limits)
+    incident = Incident.now(step=step, loss=loss, strategy=strategy, **verdict._asdict())
     return OpenIncident(incident, gate, report.bad)
 
 
@@ -155,16 +158,9 @@ def of_loss(
     if is_finite and (max_loss is None or value <= max_loss):
         return None
     name = label_of(loss)
-    return OpenIncident(
-        Incident.now(
-            step=step(),
-            loss=value,
-            reason=(gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name,
-            tensors=(name,),
-            strategy='hook',
-            held=False,
-        )
-    )
+    reason = (gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name
+    known = dict(step=step(), loss=value, reason=reason, tensors=(name,), strategy='hook')
+    return OpenIncident(Incident.now(held=False, **known))
 
 
 def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[OpenIncident]:
@@ -178,20 +174,8 @@ def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Open
         verdict = gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, message), False)
     else:
         return None
-    return OpenIncident(_incident_of(verdict, step(), None, 'check_numerics'))
-
-
-def _incident_of(
-    verdict: gates.Verdict, step: Optional[int], loss: Optional[float], strategy: str
-) -> Incident:
-    return Incident.now(
-        step=step,
-        loss=loss,
-        reason=verdict.reason,
-        tensors=verdict.tensors,
-        strategy=strategy,
-        state_lost=verdict.state_lost,
-    )
+    known = dict(verdict._asdict(), step=step(), loss=None, strategy='check_numerics')
+    return OpenIncident(Incident.now(**known))
 
 
 # Where several processes write the same variables.

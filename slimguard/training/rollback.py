@@ -52,10 +52,10 @@ class Rollbacks:
         self.snapshots = Snapshots() if snapshots is None else snapshots
         self._rate_factor = rate_factor
         # The state that the last rollback restored, by its name, and its global step.
-        self._went_back_to: Optional[str] = None
-        self._went_back_step: Optional[int] = None
+        self._rolled_back_to: Optional[str] = None
+        self._rolled_back_step: Optional[int] = None
         self.limits: Optional[Histories] = None
-        self._job_went_back = 0  # times
+        self._job_rollbacks = 0  # times
 
     def leave_ruin(self, session, opened: OpenIncident) -> None:
         """Restores the newest trusted state if states are kept, and saves the present one apart.
@@ -65,7 +65,7 @@ class Rollbacks:
         """
         if not self.snapshots.is_wanted:
             return
-        snapshot = self.snapshots.trusted() or self.snapshots.went_back_to
+        snapshot = self.snapshots.trusted() or self.snapshots.rolled_back_to
         state = snapshot or self._trusted_checkpoint(opened)
         if state is not None:
             apart = self._save_apart(session)
@@ -90,7 +90,7 @@ class Rollbacks:
             self.snapshots.note_rollback(None)
         if self.limits is not None:
             self.limits.begin_anew()
-        self._went_back_to, self._went_back_step = _name_of(state), _step_of(state)
+        self._rolled_back_to, self._rolled_back_step = _name_of(state), _step_of(state)
 
     def join_job(self, rollbacks: int) -> None:
         """For a job, which has rolled back so often; a new session may begin with an earlier state.
@@ -98,11 +98,13 @@ class Rollbacks:
         Its processes cannot all go back to states in memory.
         """
         self.snapshots.most = 0
-        if rollbacks > self._job_went_back and self.limits is not None:
+        if rollbacks > self._job_rollbacks and self.limits is not None:
             self.limits.begin_anew()
-        self._job_went_back = rollbacks
+        self._job_rollbacks = rollbacks
 
-    def go_back(self, session, opened: OpenIncident, policy: Rollback, job: Optional[Job]) -> bool:
+    def roll_back(
+        self, session, opened: OpenIncident, policy: Rollback, job: Optional[Job]
+    ) -> bool:
         """Restores an earlier state. False if that cannot be; the incident says why.
 
         Raises:
@@ -147,7 +149,7 @@ class Rollbacks:
 
     def _older_checkpoints(self) -> Iterator[str]:
         """The good checkpoints that are older than the state restored last."""
-        before, step, is_past = self._went_back_to, self._went_back_step, False
+        before, step, is_past = self._rolled_back_to, self._rolled_back_step, False
         for each in self._restorer.good():  # the newest comes first
             saved_at = _step_of(each)
             if is_past or each == self._restorer.first != before:
@@ -167,8 +169,8 @@ class Rollbacks:
             if not is_soon and _is_trusted(each, step):
                 return each
             good.append(each)
-        if is_soon and self._went_back_to in good:
-            return self._went_back_to
+        if is_soon and self._rolled_back_to in good:
+            return self._rolled_back_to
         trusted = [each for each in good if _is_trusted(each, step)]
         if trusted or not good:
             return trusted[0] if trusted else None
@@ -204,12 +206,12 @@ class Rollbacks:
             return False
         return True
 
-    def prepare(self, session, went_back: Optional[Incident], saves: bool) -> None:
+    def prepare(self, session, rolled_back_for: Optional[Incident], saves: bool) -> None:
         """Prepares a session on the chief, before any process trains in it.
 
         Args:
           session: the new session.
-          went_back: the incident for which the job has rolled back, or None.
+          rolled_back_for: the incident for which the job has rolled back, or None.
           saves: whether to save the state before the first step, if there is no good checkpoint.
 
         Raises:
@@ -217,9 +219,9 @@ class Rollbacks:
         """
         if self._rate_factor is not None:
             self._rate_factor.enter(session)
-            if went_back is not None and went_back.learning_rate is not None:
-                self._rate_factor.shrink_to(session, went_back.learning_rate)
-        if saves and went_back is None and self._restorer is not None:
+            if rolled_back_for is not None and rolled_back_for.learning_rate is not None:
+                self._rate_factor.shrink_to(session, rolled_back_for.learning_rate)
+        if saves and rolled_back_for is None and self._restorer is not None:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
@@ -253,7 +255,7 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
-def may_go_back(policies: FallbackChain) -> bool:
+def may_roll_back(policies: FallbackChain) -> bool:
     """Whether a policy rolls back; a callable may say so."""
     return any(
         isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
@@ -278,15 +280,15 @@ def rollbacks_in(
       is_given: whether the user gave a logdir.
       ranks: the processes that train together.
     """
-    goes_back = may_go_back(policies)
-    if ranks.are_several and not goes_back:
+    rolls_back = may_roll_back(policies)
+    if ranks.are_several and not rolls_back:
         return Rollbacks()
     is_shared = training.makes_sessions and not ranks.are_several
     smaller = rate_factor_in(graph, policies, lambda: directory, is_shared, ranks)
     snapshots = Snapshots(policies.snapshots, is_shared=ranks.are_several)
     if ranks.are_several:
         return Rollbacks(RankRestorer(training.saver, directory), snapshots, smaller)
-    if directory is None or not (is_given or goes_back):
+    if directory is None or not (is_given or rolls_back):
         return Rollbacks()
     restorer = Restorer(training.saver or offer_saver(graph), directory)
     return Rollbacks(restorer, snapshots, smaller)

@@ -43,15 +43,13 @@ class SlimLoop:
     """The step function and the session wrapper to hand to `slim.learning.train`.
 
     Args:
-      train_step_fn: the user's step function, or slim's.
+      make_runner: makes the `StepRunner` of a session, given the last three arguments of that.
       session_wrapper: the user's session wrapper, or None.
       hooks: the hooks, whose `begin` was called before the first session.
       watcher: the hook that handles a numeric check that raised.
       train_op: the guarded train op.
       training: saves before an error or an interrupt leaves the loop; its signals may ask the
         training to end, as a hook's `request_stop` does.
-      schedule: when slim's own `train_step` stops, logs and traces; None for any other step
-        function, which does so itself.
       before_session: called before slim makes a session, other than the first.
       note_session: called with each session, once its variables have values.
       turn: the turns between the loop and the threads that save; None without such threads.
@@ -65,26 +63,24 @@ class SlimLoop:
 
     def __init__(
         self,
-        train_step_fn: Callable,
+        make_runner: Callable[..., 'StepRunner'],
         session_wrapper: Optional[Callable],
         hooks: Sequence[tf1.train.SessionRunHook],
         watcher: GateWatcher,
         train_op: TrainOp,
         training: Training,
-        schedule: Optional[Schedule] = None,
         before_session: Callable[[], None] = lambda: None,
         note_session: Callable[[Any], None] = lambda session: None,
         turn: Optional[StepTurn] = None,
         summary_op: Optional[tf.Tensor] = None,
     ):
-        self._train_step_fn = train_step_fn
+        self._make_runner = make_runner
         self._session_wrapper = session_wrapper
         self._hooks = tuple(hooks)
         self._watcher = watcher
         self._retried = _Retried(watcher)
         self._train_op = train_op
         self._training = training
-        self._schedule = schedule
         self._before_session = before_session
         self._signals = training.signals
         self._signals.begin_step()  # and no end: slim's loop asks ahead of each step
@@ -158,8 +154,7 @@ class SlimLoop:
             self._signals.watch(session)
             if self._session_wrapper is not None:
                 runs_in = self._session_wrapper(session)
-        asked = self._train_step_fn, self._schedule, self._training
-        self._runner = StepRunner(session, runs_in, *asked)
+        self._runner = self._make_runner(session, runs_in, self._training)
         return runs_in
 
     def _try_step(
@@ -326,20 +321,20 @@ class StepRunner:
     """Runs steps in one session.
 
     Args:
-      session: the session that slim made.
-      runs_in: the session as the user's wrapper wrapped it, or the same.
       train_step_fn: the user's step function, or slim's.
       schedule: when slim's own `train_step` stops, logs and traces; None for any other step
         function, which does so itself.
+      session: the session that slim made.
+      runs_in: the session as the user's wrapper wrapped it, or the same.
       training: what its watchers know of the last step.
     """
 
     def __init__(
         self,
-        session,
-        runs_in,
         train_step_fn: Callable,
         schedule: Optional[Schedule],
+        session,
+        runs_in,
         training: Training,
     ):
         self._session = session

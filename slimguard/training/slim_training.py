@@ -19,7 +19,7 @@ from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.training.gate_watcher import GateWatcher, handed
-from slimguard.training.slim_loop import Schedule, SlimLoop
+from slimguard.training.slim_loop import SlimLoop, StepRunner
 from slimguard.training.step_history import summaries_in
 from slimguard.training.training import Training, TrainingSettings
 
@@ -48,7 +48,7 @@ def train_with_slim(
     settings: TrainingSettings,
     hooks: Sequence[tf1.train.SessionRunHook],
     watcher: GateWatcher,
-    schedule: Optional[Schedule],
+    make_runner: Callable[..., StepRunner],
     default: Any,
     given: Dict[str, Any],
 ) -> Any:
@@ -60,7 +60,7 @@ def train_with_slim(
       settings: the user's settings.
       hooks: the hooks.
       watcher: the one among them that decides.
-      schedule: as for `SlimLoop`.
+      make_runner: as for `SlimLoop`.
       default: slim's mark for an argument that was not given.
       given: by name, the other arguments for `slim_train`; some are replaced here.
     """
@@ -101,13 +101,12 @@ def train_with_slim(
             if checkpoints is not None:
                 summary_op = gates.guard_summary(given['summary_op'], train_op, default)
             steps = SlimLoop(
-                given['train_step_fn'],
+                make_runner,
                 given['session_wrapper'],
                 hooks,
                 watcher,
                 train_op,
                 training,
-                schedule=schedule,
                 before_session=before_session,
                 note_session=functools.partial(
                     _tell_if_complete, given['number_of_steps'], global_step

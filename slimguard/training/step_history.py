@@ -26,7 +26,7 @@ from slimguard.incidents.history import (
 from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
-from slimguard.training.open_incident import OpenIncident
+from slimguard.training.open_incident import OpenIncident, of_gate
 
 # The default number of steps to keep.
 STEPS = 200
@@ -93,8 +93,8 @@ class StepHistory:
         norm = math.sqrt(2 * sum(half_squares))
         if self.spike is not None:
             with self._levels:
-                self._loss.note(loss)
-                self._norm.note(norm)
+                self._loss.add(loss)
+                self._norm.add(norm)
         elif self._largest is not None:
             self._look_for_jump(row, loss, norm)
         self._rows.append(row)
@@ -103,7 +103,7 @@ class StepHistory:
 
     def _look_for_jump(self, row: np.ndarray, loss: float, norm: float) -> None:
         of_loss, of_norm = self._largest or (Largest(), Largest())
-        times = of_loss.note(abs(loss)), of_norm.note(norm)
+        times = of_loss.add(abs(loss)), of_norm.add(norm)
         if not any(times):
             return
         self._largest = None  # the warning comes once
@@ -112,8 +112,8 @@ class StepHistory:
         losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
         for each in list(self._rows):
             if each[IS_GOOD]:
-                losses.note(each[LOSS])
-                norms.note(norm_of(each))
+                losses.add(each[LOSS])
+                norms.add(norm_of(each))
         sentence = '%s %.6g%s is%s %.4g times %s before it, and was written' % (
             'loss' if is_loss else gates.GRADIENT_NORM,
             loss if is_loss else norm,
@@ -131,27 +131,29 @@ class StepHistory:
             self._loss.clear()
             self._norm.clear()
 
-    def note_bad(self, opened: OpenIncident, row: np.ndarray, max_loss: Optional[float]) -> None:
-        """Notes a held step, and in its incident what the last steps say of it.
+    def note_bad(
+        self, report: gates.Told, row: np.ndarray, max_loss: Optional[float]
+    ) -> OpenIncident:
+        """Notes a held step, and opens its incident with what the last steps say of it.
 
         Args:
-          opened: the incident.
+          report: what the gate reports of the step.
           row: the row of the step.
           max_loss: as for `limits`.
         """
         self._rows.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
-        above = self._limits_in_words(opened.labels, row[LOSS], norm, max_loss)
-        opened.note(
-            gradient_norm=norm,
-            gradient_norm_ratio=norm / usual if norm is not None and usual else None,
-            reason=gates.explain(opened.labels, above).reason,
-        )
+        labels = self.gate.labels_of(report.bad)
+        above = self._limits_in_words(labels, row[LOSS], norm, max_loss)
+        opened = of_gate(self.gate, report, above)
+        ratio = norm / usual if norm is not None and usual else None
+        opened.note(gradient_norm=norm, gradient_norm_ratio=ratio)
         opened.is_spike = opened.is_finite and bool(above)
         # A copy: other threads may train in the session, and note their steps meanwhile.
         rows = list(self._rows)
         opened.history = History(self.gate.measures.gradients, rows) if rows else None
+        return opened
 
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:

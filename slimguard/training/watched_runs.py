@@ -86,7 +86,7 @@ class Run:
                 feeds.update(limits_of(gate, max_loss, history))
         return self._args._replace(feed_dict=feeds or None)
 
-    def note(self, values: Sequence[Any], training: Any) -> None:
+    def note_step(self, values: Sequence[Any], training: Any) -> None:
         """Notes in a `Training` the global step after a run, and its loss where that is finite."""
         step = values[0][STEP] if self.gates else math.nan
         training.step = int(step) if step == step else None
@@ -107,17 +107,19 @@ class Run:
         """
         incidents: List[OpenIncident] = []
         for gate, row, history in zip(self.gates, values, self._histories):
-            reported = _reported_in(run_context, gate) if row[UNTOLD] else []
+            reports = _reports_in(run_context, gate) if row[UNTOLD] else []
+            of_this_run: List[OpenIncident] = []
             if history is not None and row[IS_GOOD]:
                 history.note_good(row)
-            elif history is not None and reported:
+            elif history is not None and reports:
                 # Of threads that train in one session, one may take the report of another's step.
-                history.note_bad(reported[-1], row, max_loss)
-            incidents += reported
-        for each, count in zip(self._beside, values[len(self.gates) :]):
-            incidents += _reported_in(run_context, each.gate) if count else []
-        for gate in self._in_branches:
-            incidents += _reported_in(run_context, gate)
+                *reports, last = reports
+                of_this_run = [history.note_bad(last, row, max_loss)]
+            incidents += [of_gate(gate, each) for each in reports] + of_this_run
+        counts = values[len(self.gates) :]
+        others = [each.gate for each, count in zip(self._beside, counts) if count]
+        for gate in [*others, *self._in_branches]:
+            incidents += [of_gate(gate, each) for each in _reports_in(run_context, gate)]
         if self._loss is not None and not incidents:
             step = functools.partial(self._step_now, run_context.session)
             opened = of_loss(self._loss, values[-1], max_loss, step)
@@ -127,7 +129,7 @@ class Run:
     def forget(self, session) -> None:
         """Drops what the gates have put aside to tell."""
         for gate in self._all_gates:
-            gate.untold.take(session)
+            gate.untold.take_reports(session)
 
     def _step_now(self, session) -> Optional[int]:
         """The global step. Fetched with the run, it could be that before the update or after."""
@@ -158,12 +160,12 @@ def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
     return float(max_loss)
 
 
-def _reported_in(run_context, gate: gates.Gate) -> List[OpenIncident]:
-    """The bad steps that a gate reports at the end of a run: the same to each of its watchers."""
+def _reports_in(run_context, gate: gates.Gate) -> List[gates.Told]:
+    """What a gate reports at the end of a run: the same to each of its watchers."""
     reports = run_context.__dict__.setdefault('_slimguard_reports', {})
     if gate not in reports:
-        reports[gate] = gate.untold.take(run_context.session)
-    return [of_gate(gate, report) for report in reports[gate]]
+        reports[gate] = gate.untold.take_reports(run_context.session)
+    return reports[gate]
 
 
 def _by_run(incidents: Sequence[OpenIncident]) -> List[List[OpenIncident]]:
@@ -242,8 +244,6 @@ class WatchedRuns:
         if os.getpid() != self._process:
             return unread  # in a fork no session can run anything
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if not gate.untold.watches(session):
-                continue
             try:
                 unread += [of_gate(gate, each) for each in gate.untold.unwatch(session)]
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end

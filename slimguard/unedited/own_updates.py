@@ -14,7 +14,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
-from slimguard.gate.written_beside import MOST_NAMES, guard_writes
+from slimguard.gate.runs_without_training import guard_writes
+from slimguard.gate.written_beside import MOST_NAMES
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.single_runs import run_once
 from slimguard.system import texts

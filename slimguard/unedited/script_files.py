@@ -83,7 +83,7 @@ class ScriptFiles:
                     self._seen.note_refused_save(finite.refused[-1].tensors, folder)
         if saved is not None:
             prefix, saves = files.as_path(saved, 'save_path'), self.saves_of(sess.graph)
-            saves.note(_size_of(saved), prefix, saver, save_path, *args, **kwargs)
+            saves.note_saved(_size_of(saved), prefix, saver, save_path, *args, **kwargs)
             self.newest = saves.newest
             kept_on(sess.graph, 'folder', lambda: os.path.dirname(prefix))  # the first counts
         return saved

@@ -81,7 +81,7 @@ class ScriptSaves:
         """By prefix, the saver that restores a checkpoint; the oldest first."""
         return {each.prefix: each.saver for each in self._known}
 
-    def note(
+    def note_saved(
         self, size: int, saved: str, saver: tf1.train.Saver, path, global_step=None, *args, **kwargs
     ) -> None:
         """Notes a call of `Saver.save` that published a checkpoint `saved` of `size` variables.

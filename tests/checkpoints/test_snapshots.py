@@ -236,9 +236,9 @@ class TestRuin:
 def test_losses_that_rise_slowly_or_are_0_at_first_tell_of_no_ruin_and_a_leap_does():
     losses = Losses()
     for loss in [0.0] * 40 + [1.0] * 40 + [8.0] * 40 + [64.0] * 40 + [512.0] * 40 + [None]:
-        losses.note(loss)
+        losses.add(loss)
         assert losses.ruin(is_last=True) == ''
-    losses.note(6e4)
+    losses.add(6e4)
     assert losses.ruin() == ''
     assert losses.ruin(is_last=True).endswith('before was 512')
 

@@ -157,7 +157,7 @@ def test_the_table_says_what_holds_and_does_not_say_it_close_by():
         values = session.run(tensors)
     wrong = []
     for says, ops, forward in cases:
-        first, close = [op_rules.explain(culprit_of(op, values, forward)) for op in ops]
+        first, close = [op_rules.cause_of(culprit_of(op, values, forward)) for op in ops]
         assert not np.isfinite(values[ops[0].outputs[0].name].astype(np.float32)).all(), says
         if says not in first.sentence or says in close.sentence:
             wrong.append((says, first.sentence, close.sentence))
@@ -170,7 +170,9 @@ def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
     logits, nan = np.zeros([2, 3], np.float32), np.array([0, np.nan], np.float32)
     kind = 'SparseSoftmaxCrossEntropyWithLogits'
     bad, good = [
-        op_rules.explain(op_rules.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32'))
+        op_rules.cause_of(
+            op_rules.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32')
+        )
         for label in (3, 2)
     ]
     assert bad.sentence == (

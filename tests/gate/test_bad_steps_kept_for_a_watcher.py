@@ -37,12 +37,12 @@ def test_a_bad_step_is_kept_until_it_is_taken(captures, capfd):
     watched = Watched(bad=(1, 2), captures=captures)
     watched.gate.untold.watch(watched.session)
     assert [watched.step() for _ in range(4)] == [0, 1, 2, 2]
-    told = watched.gate.untold.take(watched.session)
+    told = watched.gate.untold.take_reports(watched.session)
     assert [int(each.step) for each in told] == [1, 1]  # nothing was written
-    assert all(np.isnan(each.loss) and each.is_bad for each in told)
+    assert all(np.isnan(each.loss) and any(each.bad) for each in told)
     assert watched.gate.labels_of(told[0].bad)[0].name == 'loss (Mean)'
     assert watched.step() == 0
-    assert watched.gate.untold.take(watched.session) == []
+    assert watched.gate.untold.take_reports(watched.session) == []
     assert 'slimguard' not in capfd.readouterr().err
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from slimguard import compat, gate
 from slimguard.diagnosis.capture import Capture
 from slimguard.gate.histograms import leave_out_bad_values
-from slimguard.gate.written_beside import guard_writes
+from slimguard.gate.runs_without_training import guard_writes
 from tests.helpers import gate_models
 from tests.helpers.gpu_kernels import Places, has_kernel, pinned
 from tests.helpers.zoo import ZOO, batches, nothing

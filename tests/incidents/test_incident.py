@@ -76,7 +76,7 @@ def test_what_is_handled_grows_by_new_incidents(tmp_path):
     handled.refresh(error)
     assert first.action is None
     assert error.incident is handled.incident and 'replay %s' % tmp_path in str(error)
-    handled.take(first)  # an old one brings nothing back
+    handled.add_version(first)  # an old one brings nothing back
     assert handled.incident.action == 'raise'
 
 

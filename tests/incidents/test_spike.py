@@ -13,7 +13,7 @@ from slimguard.incidents.spike import Largest, Level, as_spike
 def level_of(values, window=100, warmup=20):
     level = Level(window, warmup)
     for value in values:
-        level.note(value)
+        level.add(value)
     return level
 
 
@@ -27,7 +27,7 @@ class TestLevel:
         values = np.random.RandomState(0).lognormal(sigma=3, size=300).round()  # some are equal
         level = Level(window=7, warmup=1)
         for count, value in enumerate(values, start=1):
-            level.note(value)
+            level.add(value)
             assert level.median == statistics.median(values[max(0, count - 7) : count])
 
     def test_with_few_steps_the_multiple_is_larger(self):
@@ -43,7 +43,7 @@ class TestLevel:
         for norm in norms:
             if norm <= level.limit(100):
                 passed.append(norm)
-                level.note(norm)
+                level.add(norm)
         assert passed == norms[:5]
 
     def test_what_the_typical_step_once_had_is_no_spike(self):
@@ -74,14 +74,14 @@ class TestLevel:
         level = level_of([9.0] * 30, window=20, warmup=5)
         level.clear()
         assert level.limit(10) == math.inf and len(level) == 0
-        level.note(1.0)
+        level.add(1.0)
         assert level.median == 1.0
 
 
 class TestWhatIsFarBeyondAllBefore:
     def largest_of(self, values):
         largest = Largest()
-        return [largest.note(value) for value in values]
+        return [largest.add(value) for value in values]
 
     def test_is_ten_thousand_times_the_largest(self):
         assert self.largest_of([2.0, 1.0] * 20 + [19999.0]) == [0.0] * 41

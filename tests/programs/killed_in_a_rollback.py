@@ -41,16 +41,16 @@ def live(logdir, has_memory, after, say):
     """Trains until the rollback, and exits with 0 once that is done."""
     if not has_memory:
         memory.available = lambda: 0
-    go_back = Rollbacks.go_back
+    roll_back = Rollbacks.roll_back
 
-    def go_back_and_die(*args):
+    def roll_back_and_die(*args):
         killed = Killed(after)
         session_class = tf_private.session_class()
         session_class.run = killed.counted(session_class.run)
-        go_back(*args)
+        roll_back(*args)
         os._exit(0)
 
-    Rollbacks.go_back = go_back_and_die
+    Rollbacks.roll_back = roll_back_and_die
     model = Linear(bad=(25,))
     saver = tf1.train.Saver(max_to_keep=20)
     train_quietly(

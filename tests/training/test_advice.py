@@ -72,7 +72,7 @@ def test_who_skips_already_is_not_told_to():
 
 
 def test_who_goes_back_already_is_not_told_to():
-    told = [advice.for_lost_state(goes_back) for goes_back in (True, False)]
+    told = [advice.for_lost_state(rolls_back) for rolls_back in (True, False)]
     assert ["on_nan='rollback'" in each for each in told] == [False, True]
 
 

@@ -1,6 +1,7 @@
 """The loop of slimguard.train, which is slim's: its steps, and what hooks see in it."""
 
 import collections
+import functools
 import re
 import threading
 import types
@@ -717,7 +718,8 @@ class TestEnding:
         model, train_op = build()
         check = tf.debugging.check_numerics(tf.math.log(-1.0), 'below')
         hook = Losing(model.loss)
-        steps = slim_loop.SlimLoop(step, None, [hook], hook, train_op, Training())
+        make_runner = functools.partial(slim_loop.StepRunner, step, None)
+        steps = slim_loop.SlimLoop(make_runner, None, [hook], hook, train_op, Training())
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             hooked = steps.wrap(session)

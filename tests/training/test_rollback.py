@@ -64,7 +64,7 @@ def rollbacks_of(restorer):
 
 def gone_back_to(rollbacks, step, job=None, session=None):
     handled = handled_at(step)
-    rollbacks.go_back(session, handled, Rollback(), job)
+    rollbacks.roll_back(session, handled, Rollback(), job)
     return handled.incident.restored
 
 
@@ -171,18 +171,18 @@ def test_a_machine_that_is_ten_times_as_slow_comes_to_the_same_decisions(tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('value, goes_back', [(1e30, True), (np.nan, False)])
+@pytest.mark.parametrize('value, rolls_back', [(1e30, True), (np.nan, False)])
 def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
-    value, goes_back, tmp_path
+    value, rolls_back, tmp_path
 ):
     # Never two in a row, and all of a batch: of a single row the batch would be to blame.
     model = Linear(bad=range(20, 80, 4), value=value, where=slice(None))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     train_quietly(train_op, tmp_path, 60, on_nan='skip:3,rollback:2,raise')
     actions = [record['action'] for record in records_in(tmp_path)]
-    assert actions[:6] == ['skip'] * 5 + ['rollback' if goes_back else 'skip']
-    assert ('rollback' in actions) == goes_back
-    if goes_back:
+    assert actions[:6] == ['skip'] * 5 + ['rollback' if rolls_back else 'skip']
+    assert ('rollback' in actions) == rolls_back
+    if rolls_back:
         said = '5 of the 20 steps before it came to a NaN or Inf from finite batches'
         assert said in records_in(tmp_path)[5]['reason']
 
@@ -190,7 +190,7 @@ def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
 def test_without_a_good_one_the_incident_says_so():
     rollbacks, _ = rollbacks_of(Listed())
     handled = handled_at(60)
-    assert not rollbacks.go_back(None, handled, Rollback(), None)
+    assert not rollbacks.roll_back(None, handled, Rollback(), None)
     assert handled.incident.restored is None
     assert handled.incident.reason == '; and /logs holds no good checkpoint to go back to'
 
@@ -200,7 +200,7 @@ def test_a_job_says_the_newest_which_new_sessions_restore():
     rollbacks, _ = rollbacks_of(restorer)
     handled = handled_at(60)
     with pytest.raises(tf.errors.AbortedError):
-        rollbacks.go_back(None, handled, Rollback(), ChiefsJob())
+        rollbacks.roll_back(None, handled, Rollback(), ChiefsJob())
     assert handled.incident.restored == LOGDIR + '/model.ckpt-52'
     assert restorer.read == [52]
 
@@ -208,5 +208,5 @@ def test_a_job_says_the_newest_which_new_sessions_restore():
 def test_a_job_without_a_good_one_does_not_go_back_and_the_incident_says_so():
     rollbacks, _ = rollbacks_of(Listed())
     handled = handled_at(60)
-    assert not rollbacks.go_back(None, handled, Rollback(), ChiefsJob())
+    assert not rollbacks.roll_back(None, handled, Rollback(), ChiefsJob())
     assert handled.incident.reason == '; and /logs holds no good checkpoint to go back to'

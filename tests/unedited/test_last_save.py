@@ -39,7 +39,7 @@ class Script:
         saver = saver or self.saver
         saved = saver.save(self.session, path, *args, **kwargs)
         size = len(tf1.train.list_variables(saved))
-        self.last.note(size, saved, saver, path, *args, **kwargs)
+        self.last.note_saved(size, saved, saver, path, *args, **kwargs)
 
     def again(self):
         return os.path.basename(self.last.again(self.session))

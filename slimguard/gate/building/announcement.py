@@ -1,10 +1,9 @@
 """Tells of a bad step: the graph prints or raises; a watched session keeps it for its watcher.
 
 Feeding a flag for this would take a third of the time of a small step. So the flag is a state of
-the session, and only a bad step acts on it: it stores its report. With each
-step a watcher fetches one number, how many bad steps are kept, and takes them if there are any. It
-also gets the bad steps of runs that it did not see, as when a script runs the session past its
-hooks.
+the session, and only a bad step acts on it: it stores its report. With each step a watcher fetches
+one number, how many bad steps are kept, and takes them if there are any. It also gets the bad steps
+of runs that it did not see, as when a script runs the session past its hooks.
 """
 
 import functools
@@ -36,12 +35,6 @@ class Told(NamedTuple):
     bad: Any = None
     step: Any = None
     loss: Any = None
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the values tell of a bad step."""
-        # Each step calls this; a numpy function would take longer than the comparison.
-        return 1 in self.bad.tobytes()
 
 
 class Untold:
@@ -98,14 +91,10 @@ class Untold:
         return count
 
     def watch(self, session) -> None:
-        """Keeps reports of bad steps in a session from now on, for `take`."""
+        """Keeps reports of bad steps in a session from now on, for `take_reports`."""
         if session not in self._watched_in:
             single_runs.run_once(session, [self._mark, self.clear])
             self._watched_in.add(session)
-
-    def watches(self, session) -> bool:
-        """Whether bad steps in a session are kept."""
-        return session in self._watched_in
 
     def unwatch(self, session) -> List[Told]:
         """Makes bad steps in a session print or raise again; returns the reports still kept."""
@@ -114,7 +103,7 @@ class Untold:
         self._watched_in.discard(session)
         return self._take_all(session, self._left)
 
-    def take(self, session) -> List[Told]:
+    def take_reports(self, session) -> List[Told]:
         """Takes out the kept bad steps, the oldest first; no other watcher gets them."""
         return self._take_all(session, self._size)
 

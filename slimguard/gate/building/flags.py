@@ -67,7 +67,7 @@ def join_flags(parts: Sequence[Flags]) -> Flags:
 
 
 class Verdict(NamedTuple):
-    """What was bad about a step: the names, and a sentence."""
+    """What was bad about a step, as an `Incident` has it: the names, and a sentence."""
 
     tensors: Tuple[str, ...]
     reason: str

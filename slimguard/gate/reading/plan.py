@@ -9,13 +9,9 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.gate.reading.batch_counters import ForwardWrites, find_left_alone
 from slimguard.gate.reading.checked_values import Check, CheckedValues
-from slimguard.gate.reading.gated_ops import (
-    ForwardWrites,
-    find_barrier,
-    find_gated_ops,
-    find_left_alone,
-)
+from slimguard.gate.reading.gated_ops import find_barrier, find_gated_ops
 from slimguard.gate.reading.kernels import Kernels, Range
 from slimguard.gate.reading.late_writes import LateValues, find_ranges
 from slimguard.gate.reading.losses import find_late_loss, find_losses

@@ -86,7 +86,7 @@ def glance(bad_step: BadStep, why: str) -> Diagnosis:
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
-    """The non-finite sources: from outside, computed, written; in each group the least bad first."""
+    """The non-finite sources: from outside, computed, written; in each the least bad first."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)

@@ -7,12 +7,12 @@ GPU: TensorFlow places, prunes and cuts the graph as it does for any two devices
 that crosses is a pair of a _Send and a _Recv. The trace of a good step is counted, after
 TensorFlow's own optimizations of the graph. The step keeps the history of the last steps.
 
-* *ops* are all that run, without constants and ops that only pass a value on. It is an upper bound
-  of the kernels that a GPU launches, as it leaves shapes and small integers to the host.
+* *ops* are all that run, without constants and ops that only pass a value on: an upper bound of the
+  kernels that a GPU launches, since it leaves shapes and small integers to the host.
 * *copies* are the values that cross, with the bytes of all of them. *signals* cross without a
   value: they say that an op may begin. The decision of a gate reaches the device as a signal.
-* *memory* is that of all tensors and variables on the device: the most at one time in a good step;
-  and what a save holds above the variables, with the stock `Saver` and with `FiniteSaver`.
+* *memory* is the most bytes at one time on the device: of all tensors and variables in a good step;
+  of all tensors in a save, with the stock `Saver` and with `FiniteSaver`.
 """
 
 import argparse
@@ -119,7 +119,7 @@ class Training:
             )
 
     def step(self) -> Step:
-        self._run()  # the first makes kernels ready
+        self._run()  # the first run prepares the kernels
         metadata, values = self._run(trace=True)
         assert self.bad is None or not values[self.fetches.index(self.bad)].any(), 'a bad step'
         nodes = {}

@@ -9,21 +9,21 @@ it, which other load on the machine changes less. *Unguarded again* is a second 
 unguarded train op: its distance from 1 is the error of the measurement.
 
 What limits it: every gradient is read once more, and no update can begin before the last gradient
-is known. So updates no longer run beside the backward pass, and all gradients are in memory at the
-same time. With weight decay this is no more than without a gate at the beginning of the backward
-pass: there, all activations and all gradients of the regularizers are in memory, and each of these
-makes room for the sum that it is part of. Without weight decay it is more, by up to the size of the
-weights, unless the activations are much larger than the weights. A process also grows by the gate's
-part of the graph (some 10 KB an op, in all of TensorFlow's copies of it), and by malloc's handling
-of another order of allocations. So `memory` prints two peaks: that of the process, and that of all
-tensors and variables, as TensorFlow counts them; a GPU's memory has to hold the latter.
+is known. So updates no longer run beside the backward pass, and at its end all gradients are in
+memory. With weight decay this hardly raises the peak, which comes earlier: at the beginning of the
+backward pass all activations and all gradients of the regularizers are in memory, and each of these
+later makes room for its sum with the gradient of the loss. Without weight decay the peak grows by
+up to the size of the weights, unless the activations are much larger. A process also grows by the
+gate's part of the graph (some 10 KB an op, in all of TensorFlow's copies of it), and since malloc
+gets its requests in another order. So `memory` prints the peak of the process, and the peak of all
+tensors and variables as TensorFlow counts them, which a GPU's memory has to hold.
 
 `step` also prints the cost of checks that were not chosen:
 
 * `reduce_all(is_finite)` reads each value, writes a temporary of booleans, and reads that;
 * `DebugNumericSummaryV2`, an op of TensorFlow's debugger, is exact in one pass, but runs on one
   core, and is not in TensorFlow 1.15;
-* *the loss alone* checks no gradient. It shows what the waiting alone costs.
+* *the loss alone* checks no gradient, so it shows the cost of waiting for the last gradient.
 """
 
 import itertools
@@ -146,7 +146,7 @@ class Stepper:
 
 
 class looking_by:
-    """While it is open, gates are built with another fast path."""
+    """A context in which gates are built with another check of all values; None keeps it."""
 
     def __init__(self, all_are_small):
         self._other = all_are_small
@@ -277,7 +277,7 @@ def _added(build, number, factor, unit):
     for stepper in steppers.values():
         stepper.session.close()
     guarded = ratios['guarded']
-    # One thread works: its CPU time is the time of a step on a core that nothing else uses.
+    # With one thread, its CPU time is the time of a step on a core that nothing else uses.
     added = (guarded.cpu - 1) * ratios['unguarded'].cpu_seconds / number
     return ['%d' % number, guarded, '%.3f' % guarded.cpu, '%.2f %s' % (added * factor, unit)]
 

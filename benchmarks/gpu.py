@@ -81,7 +81,7 @@ class Training:
                 self._factor = tf1.placeholder(tf.float32, [])
                 x = self._images[: self._count] * self._factor
                 labels = tf.zeros([self._count], tf.int64)
-                # A NaN goes to the loss, too, whatever an activation drops on its way.
+                # The NaN is added to the logits, too: an activation may drop the NaN of the images.
                 tf1.losses.sparse_softmax_cross_entropy(labels, model(x) + (self._factor - 1.0))
                 loss = tf1.losses.get_total_loss()
                 optimizer = tf1.train.MomentumOptimizer(1e-3, 0.9)
@@ -106,7 +106,7 @@ class Training:
             tf1.train.experimental.disable_mixed_precision_graph_rewrite()
 
     def close(self):
-        """Ends the training. The last of several that was made has to end first."""
+        """Ends the training. Of several trainings, the last made must be closed first."""
         if self.session is not self.plain:
             self.session.__exit__(None, None, None)
         self.plain.close()
@@ -248,7 +248,7 @@ def memory(device, model, size, batches, kind):
 
 
 def loop_costs(device, rounds):
-    """The tiny model in each loop, which may place elsewhere what the device cannot run."""
+    """The tiny model in each loop, with soft placement of ops that the device cannot run."""
     chosen = [
         'session.run(train_op)',
         'MonitoredTrainingSession, NanTensorHook',

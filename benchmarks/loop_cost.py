@@ -297,7 +297,7 @@ def unedited_costs(is_fed, rounds):
         'unguarded, again': unedited_step(is_fed, run),
         'guarded train op, nobody watches': unedited_step(is_fed, run, slimguard.guard),
     }
-    with slimguard.instrument():  # the others still call the functions that it has replaced
+    with slimguard.instrument():  # the loops above keep TensorFlow's own functions
         unedited = unedited_step(is_fed, lambda session, *args: session.run(*args))
         steps['unedited, under instrument()'] = unedited
         return measure.interleave(steps, rounds, STEPS_A_TURN)

@@ -1,4 +1,4 @@
-"""What guarding costs two ranks of Horovod, and what of that is their agreement, as ratios.
+"""What guarding costs two ranks of Horovod, and how much of it their agreement, as ratios.
 
     horovodrun --gloo -np 2 -H localhost:2 python benchmarks/ranks_cost.py [rounds] [--quick]
 
@@ -42,7 +42,7 @@ def two_layers():
 
 
 def stepper(build, kind):
-    """What runs a step of a training."""
+    """Returns a function that runs a step of a training."""
     with tf.Graph().as_default():
         tf1.set_random_seed(1)
         tf1.losses.add_loss(tf.reduce_mean(tf.square(build())))

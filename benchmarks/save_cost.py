@@ -48,7 +48,7 @@ def measure_time(use_resource, rounds):
         savers = build(use_resource, session)
         calls = {}
         for name, saver in savers.items():
-            # Each has a state file of its own, so that neither reads the other's.
+            # Each saver has a folder of its own, so that neither reads the other's state file.
             os.mkdir(os.path.join(folder, name))
             calls[name] = saving(session, saver, os.path.join(folder, name), 'm')
         return measure.interleave(calls, rounds)

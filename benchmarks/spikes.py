@@ -6,8 +6,8 @@
 `Spike`, with one (on_nan='skip:3,rollback:3,raise' both times), and undamaged. It shows the loss of
 the last checkpoint on undamaged data, as a multiple of the undamaged run's: the median of the
 seeds, and the worst. The last column is the control: the largest loss of the undamaged run in its
-last 40 steps, as a multiple of its last loss. Batches are large, so that this is little: with 32
-rows it is 1.9, and a state from before the damage may well be more than 1.2 times off.
+last 40 steps, as a multiple of its last loss. Large batches keep it small. With 32 rows it is 1.9,
+so that even a good state from before the damage may have more than 1.2 times the last loss.
 
 `alarms` trains healthy networks with noisy losses, and counts the good steps that are held at the
 defaults. A held step is skipped, which may lead to more held steps.
@@ -45,8 +45,8 @@ class Damage(NamedTuple):
     """What goes wrong.
 
     Attributes:
-      x, y: from the number of a batch, a factor for the inputs or the targets.
-      rate: from the global steps, factors for the learning rate.
+      x, y: returns a factor for the inputs or the targets, by the number of the batch.
+      rate: returns factors for the learning rate, by global steps.
       optimizer: makes the optimizer from a learning rate.
     """
 

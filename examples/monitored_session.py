@@ -15,7 +15,7 @@ loss = tf.square(x - w)
 train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss, step)
 
 train_op = slimguard.guard(train_op, loss=loss)  # 1. a bad step changes nothing
-hooks = [slimguard.NanLossHook(loss, on_nan='skip')]  # 2. the next batch comes
+hooks = [slimguard.NanLossHook(loss, on_nan='skip')]  # 2. go on with the next batch
 hooks.append(tf.train.StopAtStepHook(last_step=30))
 with tf.train.MonitoredTrainingSession(checkpoint_dir=tempfile.mkdtemp(), hooks=hooks) as session:
     while not session.should_stop():

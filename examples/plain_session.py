@@ -12,7 +12,7 @@ train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
 batches = [np.full(4, np.nan if step == 5 else 3.0) for step in range(30)]  # one is bad
 
 train_op = slimguard.guard(train_op, loss=loss)  # 1. a bad step changes nothing
-with slimguard.watch(tf.Session(), on_nan='skip') as session:  # 2. the next batch comes
+with slimguard.watch(tf.Session(), on_nan='skip') as session:  # 2. go on with the next batch
     session.run(tf.global_variables_initializer())
     for batch in batches:
         session.run(train_op, {x: batch})

@@ -18,7 +18,7 @@ import tf_slim as slim
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-import slimguard  # also puts back what tf-slim needs and newer versions of TensorFlow dropped
+import slimguard  # also lets tf-slim run on new versions of TensorFlow
 
 tf1 = tf.compat.v1
 
@@ -30,9 +30,9 @@ ON_NAN = 'skip:3,rollback:3x0.1,raise'
 def train(total_loss, optimizer, logdir, steps, check_numerics=False, on_nan=ON_NAN):
     """Trains under slimguard. Returns the incidents, and the error that ended it, if any."""
     train_op = slimguard.create_train_op(total_loss, optimizer, check_numerics=check_numerics)
-    # Equal probabilities for all ten digits have a loss of 2.3, so 5 is bad although it is finite.
+    # A guess, with equal probabilities for all ten digits, has a loss of 2.3. A loss of 5 is bad.
     guard = slimguard.NanLossHook(total_loss, on_nan=on_nan, max_loss=5.0)
-    # The loss curve, in no collection: slim would compute it in a run of its own, on another batch.
+    # The loss curve, in no collection: else slim computes it in a run of its own, on another batch.
     summary = tf1.summary.scalar('total_loss', total_loss, collections=[])
     hooks = [guard, tf1.train.SummarySaverHook(10, output_dir=logdir, summary_op=summary)]
     try:

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     @property
     def number(self):
-        """The number of this worker; 0 is the chief."""
+        """The index of this worker in `workers`; 0 is the chief."""
         return self.workers.index((self.job, self.task))
 
     @property
@@ -84,7 +84,7 @@ def train(place, args, images, labels):
                 master=place.start_server().target,
                 is_chief=place.number == 0,
                 sync_optimizer=optimizer if args.sync else None,
-                # Without it a session waits for all other workers, at its start and at its end.
+                # Without the filter, a session waits for all other workers when it starts and ends.
                 session_config=tf1.ConfigProto(device_filters=['/job:ps', place.device]),
             )
         except slimguard.NanLossError as error:
@@ -135,7 +135,7 @@ def require_addresses(cluster):
 
 
 def find_place(args):
-    """Returns the Place, from the flags, and from TF_CONFIG for what the flags leave out."""
+    """Returns the Place. The flags come first; TF_CONFIG has what they leave out."""
     cluster, task = read_tf_config()
     hosts = {'ps': args.ps_hosts, 'worker': args.worker_hosts}
     cluster.update({job: given.split(',') for job, given in hosts.items() if given})

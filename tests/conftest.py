@@ -1,4 +1,4 @@
-"""What every test needs: a quiet TensorFlow in graph mode, a graph of its own, and `--full`.
+"""Sets up every test: a quiet TensorFlow in graph mode, a graph of its own, and `--full`.
 
 `pytest` runs the first cell of each test with parameters, or every cell if the test is marked
 `every_cell`, and no test that is marked `full`. `pytest --full` runs everything. A test that is
@@ -12,12 +12,12 @@ import pathlib
 import signal
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# ipykernel sets it on Python 3.7 when a test imports it. Here it is set for all processes alike.
+# A test's import of ipykernel sets this on Python 3.7. Set here, it is the same in all processes.
 os.environ.setdefault('PYDEVD_USE_FRAME_EVAL', 'NO')
 
 import pytest
 
-_ended = itertools.count(1)  # tests
+_ended = itertools.count(1)  # counts the tests that have ended
 
 
 def pytest_addoption(parser):
@@ -31,7 +31,7 @@ def pytest_xdist_auto_num_workers():
     cores.force_result(cores.get_result() + 1)
 
 
-@pytest.hookimpl(trylast=True)  # of the tests that -m and -k select
+@pytest.hookimpl(trylast=True)  # after -m and -k have selected tests
 def pytest_collection_modifyitems(config, items):
     if config.getoption('--full') or any('::' in argument for argument in config.args):
         return
@@ -57,7 +57,7 @@ def pytest_collectstart():
 
 
 def pytest_collection_finish():
-    """Collects garbage after each fiftieth test only: a graph has many objects to go over."""
+    """Turns automatic garbage collection off, since it goes over the many objects of graphs."""
     gc.disable()
     gc.collect()
     gc.freeze()
@@ -103,7 +103,7 @@ def _control_flow(version):
 
 @pytest.fixture(params=['v1', 'v2'])
 def control_flow(request):
-    """Once 'v1': branches and loops are ops of the graph; and once 'v2': they are functions."""
+    """With 'v1', branches and loops are ops of the graph; with 'v2', they are functions."""
     yield from _control_flow(request.param)
 
 
@@ -114,7 +114,7 @@ def control_flow_v1():
 
 @pytest.fixture
 def kind(request, control_flow_v1):
-    """Variables by reference and by handle; and branches that are functions, which take handles."""
+    """Ref variables; resource variables; these with branches that are functions."""
     if request.param == 'functions':
         _tf1().enable_control_flow_v2()
     _tf1().get_variable_scope().set_use_resource(request.param != 'ref')
@@ -123,7 +123,7 @@ def kind(request, control_flow_v1):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of the test's own, as it is called from the working directory."""
+    """A folder of the test's own, as a path relative to the working directory."""
     monkeypatch.chdir(tmp_path)
     os.mkdir('logs')
     return pathlib.Path('logs')

@@ -1,4 +1,4 @@
-"""Benchmarks are built of the package's own parts, and are run by hand: these still fit."""
+"""Benchmarks, which people run by hand, still fit the internal parts of the package they use."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The commands that look into a logdir: what they take, print, and answer with their exit code."""
+"""The commands that look into a logdir: their arguments, output and exit codes."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ main(sys.argv[1:])
 
 @pytest.mark.parametrize('closed', ['', 'slimguard', 'slimguard/incidents.jsonl'])
 def test_rights_that_are_missing_are_said_to_be_so(closed):
-    with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
+    with tempfile.TemporaryDirectory() as logdir:  # another user could not get to tmp_path
         os.chmod(logdir, 0o755)
         record(logdir)
         path = os.path.join(logdir, closed)
@@ -151,7 +151,7 @@ def test_rights_that_are_missing_are_said_to_be_so(closed):
 
 
 def resumes_in_plain_tensorflow(logdir):
-    """Whether a SessionManager, that of slim and of a MonitoredSession, restores something."""
+    """Whether a SessionManager restores something, as in slim and in a MonitoredSession."""
     with tf.Graph().as_default():
         w = tf1.get_variable('w', initializer=[0.0, 0.0])
         step = tf1.train.get_or_create_global_step()
@@ -301,7 +301,7 @@ def logdir(tmp_path_factory):
 
 
 class TestStdout:
-    """What a shell does with it."""
+    """Stdout as a shell may redirect it: to a closed pipe, a full disk, an ASCII stream."""
 
     def shell(self, command, logdir, **variables):
         done = subprocess.run(

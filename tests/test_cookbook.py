@@ -20,7 +20,7 @@ BLOCK = re.compile(r'^<!-- cookbook(?:: (.*?))? -->\n```(\w+)\n(.*?)^```$', re.M
 
 
 def recipes():
-    """Yields the name, the bad code, what is said, and the cure, of each section."""
+    """Yields the name, the bad code, the message and the cure of each section."""
     blocks = [found.groups() for found in BLOCK.finditer(PAGE)]
     for (name, python, bad), (_, text, said), (_, also, cure) in zip(*[iter(blocks)] * 3):
         assert name and (python, text, also) == ('python', 'text', 'python'), name
@@ -34,7 +34,7 @@ def with_row(row):
     return batch
 
 
-# What the bad batch is, where it is no plain one.
+# The values that a recipe feeds in the bad step, if they differ from the plain ones.
 FED = {
     'log of 0': dict(features=with_row([200, -200])),
     'weights': dict(weights=np.zeros(4)),
@@ -105,7 +105,7 @@ def test_no_section_is_left_out():
 
 
 class Chat(http.server.BaseHTTPRequestHandler):
-    """A webhook that keeps what it is sent."""
+    """A webhook that keeps the messages sent to it."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers['Content-Length']))

@@ -10,9 +10,9 @@ import pytest
 from tests.helpers.children import ROOT, forked_python
 from tests.helpers.snippets import PAGES, SCRIPT, SCRIPT_OF_TF1, snippets_of
 
-# Of the commands that do not exit with 0 where all is well, as the docs say.
+# The exit statuses of the commands that, as the docs say, do not exit with 0.
 STATUSES = {'python -m slimguard replay logs': 2}
-# What is run elsewhere: by .ci/run, and by tests/test_examples.py. Those of the cookbook run in
+# Snippets that .ci/run and tests/test_examples.py run. Those of the cookbook run in
 # tests/test_cookbook.py.
 NAMED = {
     'test-command',
@@ -80,7 +80,7 @@ def test_the_test_that_contributors_are_shown_passes():
 
 @pytest.fixture(scope='module')
 def world(tmp_path_factory):
-    """A working directory with what the docs' commands name."""
+    """A working directory with the files that the docs' commands name."""
     folder = tmp_path_factory.mktemp('world')
     (folder / 'train.py').write_text(SCRIPT)
     (folder / 'train_tf1.py').write_text(SCRIPT_OF_TF1)
@@ -92,7 +92,7 @@ def world(tmp_path_factory):
 
 @functools.lru_cache(maxsize=None)
 def run_once(command, folder):
-    """Runs a command; a second time it is known how that went."""
+    """Runs a command; the next call with the same command returns the same result."""
     words = shlex.split(command, comments=True)
     if words[:1] == ['slimguard']:
         words[:1] = ['python', '-m', 'slimguard']

@@ -119,7 +119,7 @@ def test_the_commands_of_the_docs_train_on_a_cluster():
         try:
             os.killpg(shell.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # all of them have ended, as they should
+            pass  # all processes have ended, as they should
         else:
             shell.communicate()
             pytest.fail('processes were left behind')
@@ -128,12 +128,12 @@ def test_the_commands_of_the_docs_train_on_a_cluster():
     assert table['non-finite variables'] == '0'
     assert int(table['steps']) >= 300
     other = re.search(r'^worker 1: ended; incidents: (\d+)$', output, re.MULTILINE)
-    # Every tenth of the batches that each has drawn, for 300 good ones in all.
+    # Each worker skips a tenth of its batches, and 300 batches are good in all.
     assert 31 <= int(table['skipped batches']) + int(other.group(1)) <= 35
 
 
 def load_example():
-    sys.path.insert(0, str(EXAMPLES))  # as Python does for a script that lies there
+    sys.path.insert(0, str(EXAMPLES))  # as Python does for a script of this folder
     return importlib.import_module('slim_train_cluster')
 
 
@@ -149,7 +149,7 @@ def test_a_synchronous_cluster_given_by_tf_config(tmp_path):
     with Job(run_in_cluster, ps=1, workers=2, start=False) as job:
         (chief, worker), ps = job.cluster['worker'], job.cluster['ps']
         cluster = {'chief': [chief], 'worker': [worker], 'ps': ps}
-        # All three have an index of 0, each in a job of its own.
+        # All three have the index 0, each in a job of its own.
         places = {('ps', 0): 'ps', ('worker', 0): 'chief', ('worker', 1): 'worker'}
         for role, name in places.items():
             config = {'cluster': cluster, 'task': {'type': name, 'index': 0}}
@@ -160,7 +160,7 @@ def test_a_synchronous_cluster_given_by_tf_config(tmp_path):
     assert int(table['steps']) >= 20
     assert (table['non-finite variables'], table['outcome']) == ('0', 'ended')
     other = re.search(r'^worker 1: ended; incidents: (\d+)$', ended[1].log, re.MULTILINE)
-    # Each fifth of a worker's batches is bad, and 20 steps take 40 good ones from the two.
+    # A fifth of each worker's batches is bad, and 20 steps take 40 good batches of both workers.
     assert int(table['skipped batches']) + int(other.group(1)) >= 8
 
 

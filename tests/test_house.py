@@ -1,4 +1,4 @@
-"""The house: which folders there are, and which may import which."""
+"""The folders of the package, and which of them may import which."""
 
 import ast
 import pathlib
@@ -7,7 +7,7 @@ import re
 import slimguard
 
 PACKAGE = pathlib.Path(slimguard.__file__).parent
-# From low to high. What is not a folder is a module at the top.
+# From low to high. Names without a folder are modules of the package itself.
 ROOMS = (
     'system compat graph gate incidents checkpoints diagnosis cluster report training hooks '
     'learning unedited command __main__'
@@ -15,13 +15,13 @@ ROOMS = (
 
 
 def room_of(name):
-    """The room of a module, by its dotted name; None for the package itself."""
+    """The folder or top module that a dotted name belongs to; None for the package itself."""
     parts = name.split('.')
     return parts[1] if len(parts) > 1 else None
 
 
 def modules():
-    """Yields (dotted name, path) of every module; a folder's face has the folder's name."""
+    """Yields (dotted name, path) of every module; an `__init__.py` has its folder's name."""
     for path in sorted(PACKAGE.rglob('*.py')):
         parts = ('slimguard',) + path.relative_to(PACKAGE).with_suffix('').parts
         yield '.'.join(parts[:-1] if parts[-1] == '__init__' else parts), path
@@ -82,7 +82,7 @@ def test_no_circle_among_modules():
             visit(imported)
         done.add(under_way.pop())
 
-    for module in sorted(set(below) - {'slimguard'}):  # which imports all, for type checkers
+    for module in sorted(set(below) - {'slimguard'}):  # slimguard imports all, for type checkers
         visit(module)
 
 

@@ -1,4 +1,4 @@
-"""What importing slimguard does, and does not."""
+"""The import of slimguard prints nothing, and loads TensorFlow only when it is needed."""
 
 import importlib
 import os
@@ -27,12 +27,12 @@ def test_it_prints_nothing_and_does_not_import_tensorflow():
 
 
 def beside_tensorflow(script):
-    """Runs what may find TensorFlow imported already; ours is not."""
+    """Runs a script in a process that has imported TensorFlow already, but not slimguard."""
     return forked_python('-c', script, finds='tensorflow')
 
 
 def test_loading_all_of_it_prints_nothing_either_and_leaves_eager_mode_as_it_is():
-    # TensorFlow itself may print; from the mark on it is ours.
+    # TensorFlow itself may print; output after 'imported' is slimguard's.
     run = beside_tensorflow(
         'import sys, tensorflow, tf_slim\n'
         'before = tensorflow.executing_eagerly()\n'
@@ -52,7 +52,7 @@ def test_every_public_name_is_there_and_they_alone_are_shown():
         'for name in slimguard.__all__:\n'
         '    assert getattr(slimguard, name) is not None, name\n'
         '    assert name in dir(slimguard), name\n'
-        'slimguard.train, slimguard.instrument\n'  # which imports all the modules
+        'slimguard.train, slimguard.instrument\n'  # imports all modules
         'shown = [name for name in dir(slimguard) if not name.startswith("__")]\n'
         'assert shown == sorted(slimguard.__all__), shown\n'
         'from slimguard import *\n'

@@ -1,4 +1,4 @@
-"""What pip installs, and when."""
+"""The requirements for each Python, and the wheel and sdist that pip installs."""
 
 import configparser
 import email
@@ -78,13 +78,12 @@ def test_the_tf_extra_fits_the_python(distribution, minor):
         assert (tf['protobuf'], tf['numpy']) == ('<3.21', '<1.19')
     else:
         assert tf['tensorflow'] == '>=2.12'
-        # Without it slim.batch_norm has nothing to stand on from TensorFlow 2.16 on, which needs
-        # Python 3.9.
+        # From TensorFlow 2.16 on, which needs Python 3.9, slim.batch_norm runs on tf-keras.
         assert ('tf-keras' in tf) == (minor >= 9)
 
 
 def test_it_is_found_where_the_working_directory_is_a_logdir(distribution, tmp_path):
-    # The record's folder has the package's name, and the working directory is asked first.
+    # A logdir has a folder called slimguard, and Python looks into the working directory first.
     (tmp_path / 'slimguard').mkdir()
     where = 'import importlib.util; print(importlib.util.find_spec("slimguard").origin)'
     found = subprocess.run(
@@ -125,7 +124,7 @@ def told(wheel):
 
 @pytest.fixture(scope='module')
 def venv(wheel, tmp_path_factory):
-    """A fresh Python in which the wheel is, and nothing else."""
+    """A fresh Python with nothing installed but the wheel."""
     folder = tmp_path_factory.mktemp('venv')
     subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
     pip = [str(folder / 'bin' / 'python'), '-m', 'pip', '--disable-pip-version-check']
@@ -143,7 +142,7 @@ def run_installed(*command, **kwargs):
 
 
 class TestWheelAndSdist:
-    """What is built from the sources, and installed where nothing else is. Takes half a minute."""
+    """The wheel and the sdist, installed in an empty environment. Takes half a minute."""
 
     pytestmark = pytest.mark.full
 

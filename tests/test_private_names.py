@@ -1,4 +1,4 @@
-"""The private names of TensorFlow have one place: what breaks with a new version is found there."""
+"""All uses of TensorFlow's private names are in one file, since a new version may break them."""
 
 import ast
 import functools
@@ -9,10 +9,10 @@ import pytest
 import slimguard
 
 PACKAGE = pathlib.Path(slimguard.__file__).parent
-# Of compat/ it is the purpose: its table names what tf-slim looks for.
+# The folder compat/ may name private modules: its table has the names that tf-slim imports.
 THERE = PACKAGE / 'compat' / 'tf_private.py'
 CALLERS = PACKAGE / 'compat' / 'tf_callers.py'
-# Python's own: what a namedtuple has, and the end of a process.
+# Python's own names with an underscore: of namedtuples, and os._exit.
 PYTHONS = {'_asdict', '_fields', '_make', '_replace', '_exit'}
 
 
@@ -27,7 +27,7 @@ def text_of(node):
 
 
 def own_names(tree):
-    """What a module itself defines: methods, functions, classes, and attributes of `self`."""
+    """The names that a module defines: methods, functions, classes, and attributes of `self`."""
     kinds = (ast.FunctionDef, ast.ClassDef)
     names = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
     for node in ast.walk(tree):
@@ -49,9 +49,10 @@ def ours():
 
 
 def attributes(tree):
-    """Yields (line, name) of each attribute that is read or set, by a dot or by its name.
+    """Yields (line, name) of each attribute that is read or set, by a dot or by `getattr`.
 
-    Those of `self` are left out that some class of ours sets: a subclass may be in another file.
+    An attribute of `self` is left out if any class of the package sets it: a subclass may be in
+    another file.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -64,7 +65,7 @@ def attributes(tree):
 
 
 def private_names(path):
-    """Yields (line, name) of what a file takes of others' private names."""
+    """Yields (line, name) of each use of others' private names in a file."""
     tree = ast.parse(path.read_text())
     known = own_names(tree) | PYTHONS
     for line, name in attributes(tree):

@@ -1,10 +1,9 @@
 """Which rows of the batch are at fault.
 
-If the batch itself holds NaN or Inf, the rows that hold them are (:func:`find_non_finite`). If it
-is finite, other rows of the batch take the place of some, and those without which the step is good
-are at fault. Where an op's output has a row for each of the batch, its bad rows are tried
-(:func:`with_rows`). Of a number that is too large, the rows that are far larger than the others are
-tried (:func:`outlier`).
+Rows of the batch with NaN or Inf are at fault (:func:`find_non_finite`). If the batch is finite,
+copies of another row replace the suspected rows; they are at fault if this makes the bad tensor
+good. Suspects are the bad rows of an op's output, if it has a row for each sample
+(:func:`with_rows`), and rows that are far larger than the others (:func:`outlier`).
 """
 
 import hashlib
@@ -20,22 +19,22 @@ from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, measure, numbers
 from slimguard.diagnosis.rerun_step import Feed, Step
 
-_MOST_NAMED = 4  # name at most so many rows; of more, only count them
-# A row is far larger than others if it is this many times as large as their median. Most healthy
+_MOST_NAMED = 4  # a message lists up to four row numbers; for more rows it says how many
+# A row is an outlier if its largest number is this many times the median of all rows. Most healthy
 # data stay below: numbers of a uniform, a normal or a lognormal distribution, counts, pixels,
-# classes. Others have longer tails, so a row is named only if the step is good without it.
+# classes. Data with longer tails do not, so `outlier` also tries the step without the row.
 _FAR = 100.0
-_MENDED = 10.0  # a finite number that was too large is this many times as small without the row
+_MENDED = 10.0  # without its bad rows, a finite tensor must become this many times smaller
 
 
 def rows_in_words(rows: Sequence[int], of: int) -> str:
-    """Where in a batch of `of` rows something is: ', in row 2', ', in 14 of 16 rows'."""
+    """Names a few rows of a batch of `of`: ', in row 2'; counts more: ', in 14 of 16 rows'."""
     if len(rows) > _MOST_NAMED:
         return ', in %d of %d rows' % (len(rows), of)
     return ', in row%s %s' % ('s' if len(rows) > 1 else '', ', '.join(map(str, rows)))
 
 
-# Of a batch that is not finite.
+# If the batch is not finite.
 
 
 def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
@@ -52,7 +51,7 @@ def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
 def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
     """Digests of the bytes of a batch's bad rows, by index, to recognize a row that comes again.
 
-    A row without two different finite numbers could be of any sample, and is left out.
+    Rows without two different finite numbers are left out: other samples may have the same row.
 
     Args:
       value: an array, with a row for each sample.
@@ -70,7 +69,8 @@ def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
 def bad_shares(value: np.ndarray) -> Tuple[float, float]:
     """The share of an array's rows that is not finite, and the share of its values.
 
-    An array that a script computes from a bad one has shares that are at least as large.
+    Of several bad arrays, the one with the smallest shares is nearest to the cause: an array that a
+    script computes from a bad one has shares that are at least as large.
     """
     value = np.asarray(value)
     bad = find_non_finite(value, most=0)
@@ -78,22 +78,22 @@ def bad_shares(value: np.ndarray) -> Tuple[float, float]:
     return rows, bad.count / max(value.size, 1)
 
 
-# Of a finite batch.
+# If the batch is finite.
 
 
 def with_rows(
     measured: MeasuredStep, diagnosis: Diagnosis, tensor: tf.Tensor
 ) -> Tuple[Diagnosis, str]:
-    """A diagnosis, and the bad rows of the batch in words; '' if all are bad, or none is at fault.
+    """The diagnosis, and the bad rows of the batch in words; '' if all are bad or none is at fault.
 
-    The rows of `tensor` are rows of the batch if it turns finite once other rows replace them. If
-    it does not, the diagnosis names no rows.
+    The bad rows of `tensor` count as rows of the batch if `tensor` turns finite once a good row
+    replaces them in the batch. If it does not, the returned diagnosis names no rows.
     """
     bad = diagnosis.non_finite
     if bad is None:
         return diagnosis, ''
     rows, of = bad.rows, batch_size(measured.step) or 0
-    # After an explosion no row is at fault, except where the data alone make it bad.
+    # After an explosion the weights are at fault, not rows, unless `tensor` depends on no weight.
     is_weighted = measured.step.is_fed(tensor) or measured.made_of(tensor).floats
     output = diagnosis.output
     has_rows = output is not None and output.shape[:1] == (of,) and 0 < len(rows) < of
@@ -106,8 +106,8 @@ def with_rows(
 def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
     """Rows of the batch that are far larger than the others, in words; '' if there are none.
 
-    Rows count only if `tensor`, which is not finite or too large, is neither once others stand in
-    their place.
+    `tensor` is not finite, or too large. The rows count only if it is neither once another row
+    replaces them.
     """
     step = measured.step
     for given in step.in_chunks(_data(measured)):
@@ -127,7 +127,7 @@ def _sizes_of_rows(value: np.ndarray) -> np.ndarray:
 
 
 def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: int) -> bool:
-    """Whether `tensor` is as it should be with others in the place of these rows of the batch."""
+    """Whether `tensor` is finite, and not too large, once another row replaces these rows."""
     _, feed = without_rows(measured.step, rows, of)
     (without,), bad = measured.step.fetch([tensor], feed), measured.range_of(tensor)
     if without is None or bad is None:
@@ -137,7 +137,7 @@ def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: i
 
 
 def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
-    """Yields finite tensors of the batch that depend on no weight: what was drawn first."""
+    """Yields finite tensors with a row for each sample and no weight in them, drawn ones first."""
     step = measured.step
     size = batch_size(step)
     weighted: Set[tf.Operation] = set()
@@ -157,7 +157,7 @@ def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
 
 
 def _drawn(step: Step) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
-    """The fed tensors that came from outside or by chance, with their values."""
+    """Yields the fed tensors that came from outside or by chance, with their values."""
     for tensor, value in step.feed.items():
         is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
         if not is_ours and is_from_outside(step.type_of(tensor.op)):
@@ -167,7 +167,7 @@ def _drawn(step: Step) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
 def batch_size(step: Step) -> Optional[int]:
     """The first dimension of the batch; None if the step drew only scalars.
 
-    It is that of the bad arrays; else that of most arrays; random ones count least.
+    The drawn arrays vote, each for its own: bad arrays count most, random ones least.
     """
     sizes: Dict[int, float] = {}
     for tensor, value in _drawn(step):
@@ -180,10 +180,10 @@ def batch_size(step: Step) -> Optional[int]:
 
 
 def without_rows(step: Step, rows: Sequence[int], of: int) -> Tuple[int, Feed]:
-    """What the step draws, with copies of another row in the place of some of a batch of `of`.
+    """The step's feed, with copies of another row in place of `rows` of the batch.
 
-    An array belongs to the batch if its first dimension is the batch's. Many graphs are built for
-    batches of one size, so no row is taken out.
+    The batch is all arrays whose first dimension is `of`. No row is removed, since many graphs are
+    built for batches of one size.
 
     Returns:
       The number of the row that is copied, a finite one if there is one; and the values to feed.

@@ -39,8 +39,8 @@ from slimguard.graph.ops import StagingArea
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 
-# Fetched at once. More takes more memory, and less takes more runs, each of which takes a good part
-# of a second in a large graph.
+# The most that one run fetches. With more, it needs more memory; with less, there are more runs,
+# and one run of a large graph takes a good part of a second.
 _CHUNK_BYTES = 192 << 20
 _UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 
@@ -59,8 +59,8 @@ class Capture:
       givens: by the name of a source, the float Tensors that its value is computed from: the
         inputs of a `py_func` or a collective, or the values that the step wrote to the variable.
       reads: by the name of each variable op of the step, a Tensor that only reads the variable.
-      row: the gate's `row`, which arrives once a bad step's values are kept. Fetch it in every step
-        in place of the gate's own.
+      row: the gate's `row`; after a bad step it waits until the values are kept. Fetch it in every
+        step in place of the gate's own.
       exported: the step as plain data, once `export` has made it; else None.
 
     Raises:
@@ -70,8 +70,8 @@ class Capture:
     def __init__(self, gate: Gate):
         self.gate = gate
         self.exported: Any = None
-        # Several threads may train in one session. One of them takes at a time, since taking from
-        # an empty area blocks. A bad step that clears an area meanwhile fills it again.
+        # Several threads may train in one session. Only one may take at a time, since taking from
+        # an empty area blocks. A bad step may clear an area meanwhile, but fills it again.
         self._taking = threading.Lock()
         self._graph = gate.bad.graph
         if self._graph.finalized:
@@ -94,7 +94,8 @@ class Capture:
     def take(self, session) -> Dict[str, np.ndarray]:
         """Empties the staging areas. Returns what the last bad step drew, by the Tensors' names.
 
-        Sources in branches that were not taken are left out. After a good step nothing is returned.
+        Sources in branches that were not taken are left out. After a good step the dictionary is
+        empty.
         """
         values = {}
         with self._taking:
@@ -108,7 +109,7 @@ class Capture:
         return values
 
     def bytes_to_copy(self) -> int:
-        """About how many bytes the variables have that the step reads before it is decided."""
+        """About how many bytes of variables a copy of the step needs."""
         return sum(bytes_of(self.reads[op.name]) for op in self.ops if op.name in self.reads)
 
     def variables_in(self, session, names: Iterable[str]) -> Iterator[Dict[str, np.ndarray]]:
@@ -131,7 +132,7 @@ class Capture:
             used = [t for t in op.outputs if not step.isdisjoint(t.consumers())]
             sources.extend(t for t in used if not is_handle(t))
         sources = list({key(t): t for t in sources}.values())
-        # An op that only other sources need does not have to be kept.
+        # An op is missing only if the step needs it even when all sources are fed.
         reached = set(graphs.ancestors_beyond(sources, gate_roots(self.gate)))
         return sources, [op for op in missing if op in reached]
 
@@ -172,7 +173,7 @@ class Capture:
         is_good = self.gate.is_good
         bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]
-        # An older incident's values are cleared first, so that staging never blocks.
+        # An older bad step's values are cleared first, since staging into a full area blocks.
         with tf.control_dependencies([tf.identity(bad, name='bad_step')]):
             cleared = [area.clear() for area in self._areas]
         staged = [area.stage(is_good, cleared) for area in self._areas]
@@ -180,7 +181,7 @@ class Capture:
         self.gate.untold.counts.add(self.row.name)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:
-        """The count of bad steps, computed after those of the `staged` ops that run."""
+        """The gate's `untold_count`, which after a bad step waits for the `staged` ops that run."""
         kept = []
         for area, stage in zip(self._areas, staged):
             token = ops.after([stage], bad, 'kept')
@@ -199,7 +200,7 @@ class Capture:
 
 
 class BadStep(NamedTuple):
-    """A step that was bad: what its diagnosis and its bundle are made of.
+    """A bad step, as `diagnose` and `bundle.write` take it.
 
     Attributes:
       session: the session of the training, with the variables as the step left them.
@@ -208,7 +209,7 @@ class BadStep(NamedTuple):
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
       incident: the `Incident`; a bundle needs it.
       history: the last steps, the bad one included; None if they are not known.
-      explosion: what they show of an explosion, as `explosion_in` says it.
+      explosion: the sentence of `explosion_in` on the history; '' if it shows no explosion.
     """
 
     session: Any
@@ -221,7 +222,7 @@ class BadStep(NamedTuple):
 
 
 class _Area:
-    """A staging area for the tensors of one branch. It takes the device scope it is made in."""
+    """A staging area for the tensors of one branch, on the device of the scope it is made in."""
 
     def __init__(self, graph: tf.Graph, tensors: List[tf.Tensor]):
         self.tensors = tensors
@@ -236,7 +237,7 @@ class _Area:
         values = []
         for tensor in self.tensors:
             with tensor.op.graph.colocate_with(tensor.op):
-                # A reference would be read later, when another op may have written again.
+                # A ref is copied: it would be read later, when another op may have written again.
                 value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
@@ -247,7 +248,7 @@ def _fed_within(fed: Sequence[tf.Tensor], step: Set[tf.Operation]) -> List[tf.Te
     """The fed tensors that ops of the step take.
 
     Raises:
-      ValueError: if the op of a fed tensor runs all the same, since the step takes another output.
+      ValueError: if the step also needs the op of a fed tensor, for another of its outputs.
     """
     taken = [t for t in fed if not step.isdisjoint(t.consumers())]
     for tensor in taken:
@@ -274,7 +275,7 @@ def gate_roots(gate: Any) -> List[tf.Operation]:
 
 
 def in_chunks(tensors: Iterable[tf.Tensor], rows: int = 1) -> Iterator[List[tf.Tensor]]:
-    """`tensors` in lists of at most `_CHUNK_BYTES`; a larger one is in a list of its own."""
+    """Yields `tensors` in lists of at most `_CHUNK_BYTES`; a larger tensor gets its own list."""
     chunk: List[tf.Tensor] = []
     size = 0
     for tensor in tensors:

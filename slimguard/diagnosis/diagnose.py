@@ -8,7 +8,7 @@ How it works
 :mod:`measured_step` fetches all float tensors of the forward and the backward pass, part by part,
 and notes their ranges. :func:`where_it_began` walks back from the values that the gate checks,
 along non-finite tensors, to where these began. The first non-finite tensor of the step need not be
-the cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause
+the cause: a mask of minus infinity is intended and harmless. :mod:`explain_step` puts the cause
 into a sentence, also that of a bad step whose tensors are all finite.
 """
 
@@ -34,7 +34,7 @@ from slimguard.gate import Label
 from slimguard.graph import key
 from slimguard.incidents import policies
 
-# By the kind of the gate's label, explains a step whose tensors are all finite; most telling first.
+# By kind of label, explains a step whose tensors are all finite; the most telling kind first.
 _BY_KIND = (
     (Label.LIMIT, explain_step.explain_limit),
     (Label.NORM, explain_step.explain_norm),
@@ -54,7 +54,8 @@ def diagnose(bad_step: BadStep) -> Diagnosis:
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
         op.name for op in capture.missing[:5]
     )
-    if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
+    # Without its batch the step cannot be run again; without a dropout mask it can.
+    if not all(map(graphs.is_random, capture.missing)):
         return glance(bad_step, lost)
     variables = functools.partial(capture.variables_in, bad_step.session)
     gpu_options = tf_private.gpu_options_of(bad_step.session)
@@ -66,7 +67,7 @@ def diagnose(bad_step: BadStep) -> Diagnosis:
 
 
 def glance(bad_step: BadStep, why: str) -> Diagnosis:
-    """Checks, without running anything again, whether the values that the step drew were bad.
+    """Checks only whether the values that the step drew were bad; runs nothing again.
 
     Args:
       bad_step: the step.
@@ -85,7 +86,7 @@ def glance(bad_step: BadStep, why: str) -> Diagnosis:
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
-    """The non-finite sources: from outside, then computed, then written; the least bad first."""
+    """The non-finite sources: from outside, computed, written; in each the least bad first."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
@@ -121,7 +122,8 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
-    # Finite with the same weights and the same batch: rounding decides. An older state is no help.
+    # Finite with the same weights and the same batch, so rounding made the step bad: no older state
+    # would help.
     kind = policies.BATCH if Label.VALUE in kinds and not measured.has_exploded else ''
     return Diagnosis(Phase.UNKNOWN, 'run again with what it drew, the step is finite', kind=kind)
 
@@ -136,10 +138,11 @@ def _of_optimizer(diagnosis: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     kind, is_alone = diagnosis.kind, len(scalars) == len(names)
     is_given = diagnosis.phase == Phase.INPUT and not diagnosis.bad_rows
     if is_alone and is_given and diagnosis.output is not None:
-        # Fed, or returned by Python. It is no data, and the next one may be finite.
+        # The script fed the scalar, or a `py_func` returned it. It is no data, and the next value
+        # may be finite.
         trouble = 'it was given as ' + ('NaN' if diagnosis.output.nan else 'Inf')
         diagnosis, kind = diagnosis._replace(phase=Phase.UPDATE, trouble=trouble), ''
-    elif is_alone and diagnosis.phase == Phase.VARIABLE:  # which the script sets
+    elif is_alone and diagnosis.phase == Phase.VARIABLE:  # a variable that the script sets
         kind = policies.COMES_AGAIN
     elif kind != policies.COMES_AGAIN and (kind or not is_alone):
         return diagnosis
@@ -159,7 +162,8 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
     step = measured.step
     bad = [t for t in step.checked if measured.is_bad(t)]
     if not bad and some_value_was:
-        # TensorFlow itself makes constants of NaN. One that reaches no checked tensor is harmless.
+        # Without constants: TensorFlow itself makes some of NaN, which are harmless here, since no
+        # checked tensor is bad.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
 
@@ -177,7 +181,7 @@ _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
 
 
 def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-    """The tensors where the non-finite numbers in `bad` began; the first of the step first."""
+    """The tensors where the non-finite numbers in `bad` began, likely causes first."""
     beginnings = _walk_back(measured, bad, stops=False)
     if any(_may_be_meant(measured, tensor) for tensor in beginnings):
         beginnings = _walk_back(measured, bad, stops=True)
@@ -185,7 +189,7 @@ def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.
 
 
 def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) -> List[tf.Tensor]:
-    """Where the walks back end. With `stops` they also end at an op that makes a NaN of a mask."""
+    """Where the walks back end. With `stops` also at an op that makes NaN of a mask's Inf."""
     beginnings = []
     seen = set()
     waiting = list(bad)
@@ -224,9 +228,9 @@ def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:
 
 def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[Any, ...]:
     if measured.step.is_fed(tensor):
-        # By the sources' own names: a copy of the step has a placeholder for each.
+        # The names in the user's graph, so that the order is the same in each copy of the step.
         name, _, index = measured.step.name_of(tensor).rpartition(':')
-        # Values from outside come first.
+        # Values from outside come before written ones.
         is_written = is_written_value(measured.step.type_of(tensor.op))
         shares = next(bad_shares(v) for t, v in measured.step.feed.items() if key(t) == key(tensor))
         return (False, -1, int(is_written), *shares, name, int(index))

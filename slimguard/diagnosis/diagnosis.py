@@ -29,7 +29,7 @@ PHASES = {
     Phase.CONSTANT: 'a constant is bad',
     Phase.UNKNOWN: 'not found',
 }
-# The phases in which a step got bad values from outside: then it is no explosion.
+# In these phases the step was given bad values, so no explosion made them.
 _GIVEN = (Phase.INPUT, Phase.VARIABLE, Phase.CONSTANT)
 
 
@@ -39,8 +39,8 @@ class Input(NamedTuple):
     Attributes:
       name: the name of the tensor.
       range: its range; None if it is no float tensor, or could not be measured.
-      where: its first numbers that the op cannot take, with their places: '0 at [5, 0]'; '' if they
-        are not known.
+      where: the first numbers that the op cannot take, with their indices: '0 at [5, 0]'; '' if
+        they are not known.
     """
 
     name: str
@@ -62,22 +62,22 @@ class Diagnosis(NamedTuple):
     """What made a step bad.
 
     Attributes:
-      phase: where, one of `Phase`.
+      phase: where the bad numbers began, one of `Phase`.
       trouble: what happened, in a sentence without a full stop.
-      op, op_type: the op at fault, or the one that drew the bad input. None if unknown.
+      op, op_type: the op at fault, or the op that drew the bad input. None if unknown.
       tensor: the name of its bad output.
       line: the user's line that made the op; for a gradient op, the line of the forward op.
       forward_op: for a gradient op, the op whose gradient it computes.
       output: the range of the bad output.
       inputs: the inputs of the op.
-      drawn: the names of the values that the step drew from which the input at fault was computed,
-        or all inputs if the cause does not tell which is; none after an explosion.
+      drawn: the names of the drawn values that enter the input at fault, or any input if the cause
+        names none; empty after an explosion.
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined.
       ranges: the range of each float tensor of the step, in the order of the ops.
       kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
         any other cause, and if none was found.
-      explosion: what the steps before show of an explosion that led to it; '' if nothing.
+      explosion: the sentence on an explosion in the steps before, which led to it; '' if none.
     """
 
     phase: str
@@ -102,9 +102,9 @@ class Diagnosis(NamedTuple):
         return bool(self.explosion) or advice.LARGE_WEIGHTS in self.trouble
 
     def after(self, explosion: str) -> 'Diagnosis':
-        """The diagnosis of a step after what may be an explosion, as `explosion_in` says it.
+        """Adds `explosion`, the sentence that `explosion_in` returned for the steps before.
 
-        Where the batch alone is at fault, or what the step was given, it is none.
+        A diagnosis that blames the batch or another given value stays as it is.
         """
         is_other = self.phase in _GIVEN or self.kind not in ('', policies.EXPLOSION)
         if not explosion or is_other:

@@ -34,7 +34,7 @@ class Draws:
         self.writes = graphs.Writes(graph)
         self._bodies: Dict[str, bool] = {}
         self._draws: Set[tf.Operation] = set()
-        self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of something outside
+        self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of iterators, queues, tables
         self._written: Dict[tf.Operation, frozenset] = {}  # variables written up to an op
         for op in ops:
             self._look_at(op)
@@ -90,7 +90,7 @@ class Draws:
 
 
 def _returns_values(op) -> bool:
-    """Whether a write's output is only read as a value: a reference to a variable cannot be fed."""
+    """Whether all consumers read a write's output as a value. If one takes a ref, it is not fed."""
     return bool(op.outputs) and not any(
         graphs.takes_reference(consumer, index)
         for tensor in op.outputs
@@ -102,7 +102,7 @@ def _returns_values(op) -> bool:
 
 
 def is_from_outside(op_type: str) -> bool:
-    """Whether ops of this type draw a value that depends on nothing else that the step drew."""
+    """Whether ops of this type draw a value that other drawn values do not determine."""
     return not is_written_value(op_type) and not is_collective(op_type)
 
 

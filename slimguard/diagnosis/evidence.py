@@ -1,9 +1,8 @@
 """After a bad step: takes what it drew, finds the cause, and writes both into a bundle.
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
-train. Errors here are logged, not raised: they must not hide the incident.
-The same failure may come with each bad step. So the log has the first of each kind, and at the end
-a count of the others.
+train. Errors here are logged, not raised: they must not hide the incident. The same error may come
+with each bad step, so the log has the first of each kind, and at the end a count of the others.
 """
 
 import collections
@@ -38,8 +37,8 @@ _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay
 
 # How long the search for a cause may take while the training waits for it. A session run cannot be
 # interrupted, and the first run of a large graph spends most of its time on preparing it, so the
-# time is estimated beforehand. Measured on two cores: a step of ResNet-50, and of a detector with
-# 10,000 ops.
+# time is estimated beforehand. Both rates were measured on two cores, with a step of ResNet-50 and
+# one of a detector with 10,000 ops.
 SECONDS = 10.0
 _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
@@ -48,9 +47,9 @@ _SECONDS_A_BYTE = 4e-9
 class Depth(enum.IntEnum):
     """How far a bad step is searched for the cause."""
 
-    DRAWN = 0  # the values that it drew
-    SHORT = 1  # all of it if that takes ten seconds at most, while the training waits; else DRAWN
-    FULL = 2  # all of it, however long that takes
+    DRAWN = 0  # only the values that it drew
+    SHORT = 1  # the whole step if that takes ten seconds at most; else DRAWN
+    FULL = 2  # the whole step, however long that takes
 
 
 class Examination(NamedTuple):
@@ -61,7 +60,7 @@ class Examination(NamedTuple):
       diagnosis: what made the step bad; None if it was not examined.
       bundle: the path of its bundle, or None.
       depth: how far the step was searched: DRAWN or FULL.
-      gets_bundle: whether a bundle is to be written, also if the training goes on.
+      gets_bundle: whether `keep` writes a bundle even if the training goes on.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
       row_digests: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
         the row's bytes.
@@ -96,7 +95,7 @@ class _Kinds:
         self._is_told = False
 
     def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
-        """Whether to examine an incident of a training that goes on; logs once that it is not."""
+        """Whether to examine an incident though the training goes on; the first no is logged."""
         kind = kind_of(reason)
         is_new = kind not in self._known and len(self._known) < self._most
         if is_new:
@@ -119,7 +118,7 @@ class _Kinds:
         try:
             return len(bundle.paths(logdir)) < self._most
         except Exception:
-            return True  # the attempt to write will say what is wrong there
+            return True  # writing the bundle will fail with the reason
 
 
 class Evidence:
@@ -154,7 +153,7 @@ class Evidence:
         self._failures: Counter[str] = collections.Counter()
 
     def keep_in(self, logdir: str) -> None:
-        """From now on writes bundles to `logdir`, unless there was a logdir before."""
+        """Writes the bundles to `logdir` from now on, unless a logdir was given before."""
         if self._logdir is None:
             self._logdir = files.as_path(logdir)
 
@@ -173,16 +172,17 @@ class Evidence:
 
         Args:
           session, incident, labels: as in `BadStep`.
-          depth: how far the step is searched at least. It is searched as `Depth.SHORT` says until
-            there are `max_bundles` bundles; after that, the first incident of each kind is, for at
-            most `max_bundles` kinds.
+          depth: how far the step is searched at least. It is raised to `Depth.SHORT` while there
+            are fewer than `max_bundles` bundles, and for the first incident of each kind, up to
+            `max_bundles` kinds.
           history: as in `BadStep`.
         """
         with OWN_WORK:
             try:
                 values = self.capture.take(session)
                 fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-                # The run bypassed the hooks, or fed a computed tensor, so its sources did not run.
+                # Values are missing if the run bypassed the hooks, or fed a computed tensor, so
+                # that the sources behind it did not run. Then the step cannot be run again.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Examination()
                 explosion = '' if history is None else explosion_in(history.to_dict())
@@ -213,8 +213,8 @@ class Evidence:
         Args:
           examination: what `examine` returned.
           incident: the `Incident` as it is known by now.
-          depth: FULL if the training ends with this incident: then the step is searched to the end,
-            and its bundle is written in any case.
+          depth: FULL if the training ends with this incident: then the whole step is searched, and
+            its bundle is written in any case.
         """
         if examination.bad_step is None:
             return examination
@@ -234,7 +234,7 @@ class Evidence:
             return examination._replace(bundle=path)
 
     def _diagnose(self, examination: Examination, depth: Depth) -> Examination:
-        """Finds the cause, as far as the search goes."""
+        """Finds the cause by a search as far as `depth`, which may be cut short."""
         bad_step = examination.bad_step
         assert bad_step is not None and bad_step.incident is not None
         try:
@@ -245,7 +245,7 @@ class Evidence:
                 diagnosis = diagnose(bad_step)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
-            return examination._replace(depth=Depth.FULL)  # it would fail again
+            return examination._replace(depth=Depth.FULL)  # no second search: it would fail again
         if self._is_shared:
             diagnosis = diagnosis._replace(kind='')
         diagnosis = with_limit(diagnosis, bad_step.incident, self._max_loss)
@@ -267,7 +267,7 @@ class Evidence:
         return 'the training would wait for longer than %g s; %s' % (SECONDS, where)
 
     def close(self) -> None:
-        """Logs how many failures were not shown."""
+        """Logs how many errors like the first of each kind were left out of the log."""
         for what, count in self._failures.items():
             if count > 1:
                 log().error('%s: %d more not shown', what, count - 1)
@@ -289,8 +289,8 @@ def collect(
     """Adds the `Evidence` of a gate to `evidence`.
 
     If a graph cannot be captured, the training runs without `Evidence`, and a log line says so. A
-    gate whose ops a thread runs beside the steps has none: the gradients that a chief takes cannot
-    be computed again, and a batch that was drawn for summaries is gone.
+    gate gets none if a thread runs it beside the steps: neither the gradients that the chief of
+    several workers applies nor a batch that was drawn for summaries can be had again.
     """
     if gate.is_beside:
         return
@@ -304,7 +304,7 @@ def is_within(seconds: float, capture: Capture, rows: int) -> bool:
     """Whether a search through a captured step takes no longer than `seconds`.
 
     Args:
-      seconds: the time that there is.
+      seconds: the longest time for the search.
       capture: the `Capture`.
       rows: the size of the batch.
     """

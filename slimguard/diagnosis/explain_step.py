@@ -107,7 +107,7 @@ def _name_of(step: Step, tensor: tf.Tensor) -> str:
 def _inside(step: Step, op: tf.Operation) -> str:
     """The sentence about an op that ends a loop or calls a function; '' if it does neither."""
     if op.type.startswith(('TensorArray', 'TensorList')) and op.inputs:
-        # What it reads was filled by a loop.
+        # A loop filled the array that this op reads.
         array = op.inputs[0] if op.type.startswith('TensorList') else op.inputs[-1]  # its flow
         while array.op.type == 'Identity':
             array = array.op.inputs[0]
@@ -119,12 +119,12 @@ def _inside(step: Step, op: tf.Operation) -> str:
     return 'somewhere in %s, which cannot be looked into' % where
 
 
-# Ops that pick some of the numbers of a tensor; beside them a Sub takes them from 1.
+# Ops that select some of the numbers of a tensor: a Mul with one-hot labels and a Sum, a GatherV2.
 _PICKS = SAME_NUMBERS | frozenset('Mul Sum GatherV2 GatherNd StridedSlice BatchGather'.split())
 
 
 def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> str:
-    """Says if a Softmax or a Sigmoid returned the 0 of a logarithm, or the 1 in 1 less it."""
+    """Says if the 0 of `log` came from a Softmax or Sigmoid: p = 0, or p = 1 in log(1 - p)."""
     is_log = log is not None and log.type == 'Log'
     waiting = [(tensor, 0) for tensor in log.inputs] if log is not None and is_log else []
     while waiting:
@@ -133,7 +133,7 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
         if measured.step.is_fed(tensor):
             continue
         if op.type in ('Softmax', 'Sigmoid'):
-            # Without such a number another factor made the 0, such as a label of zeros.
+            # If it never returned that number, another factor made the 0, such as a label of zeros.
             if its_range is not None and bad in (its_range.min, its_range.max):
                 return '; its input comes from a %s' % op.type
         elif op.type == 'Sub':
@@ -150,11 +150,11 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
       measured: the step.
       tensor: the tensor.
       cause: the cause.
-      far: what `outlier` says.
+      far: the sentence of `outlier`; '' if it found no rows.
     """
     made_of = measured.made_of(tensor)
     if not made_of.floats and not made_of.draws:
-        # A counter that another run writes may have changed before the next step.
+        # If another run writes the variable, such as a counter, the next step may be good.
         return policies.COMES_AGAIN if made_of.is_own else ''
     if not made_of.floats:
         return policies.BATCH
@@ -177,12 +177,12 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
 def explain_sources(
     tensors: Sequence[tf.Tensor], value: np.ndarray, is_computed: bool
 ) -> Diagnosis:
-    """Explains a step of which only the sources were examined, and some are not finite.
+    """Explains a step by its non-finite sources, when nothing else was examined.
 
     Args:
       tensors: the sources that are not finite.
-      value: the value of the first.
-      is_computed: whether the first was computed from other floats, outside the graph.
+      value: the value of the first source.
+      is_computed: whether Python or another process computed that value from other floats.
     """
     tensor, *others = tensors
     diagnosis = Diagnosis(
@@ -229,7 +229,7 @@ _TIMES = r'(loss|gradient norm)( \S+ is \S+ times the median \S+)'  # in the rea
 
 
 def with_limit(diagnosis: Diagnosis, incident: Incident, max_loss: Optional[float]) -> Diagnosis:
-    """The diagnosis with the limit: `max_loss`, or the multiple of the median in the reason."""
+    """Adds the limit to the diagnosis: `max_loss`, or the reason's multiple of the median."""
     trouble = diagnosis.trouble
     if max_loss is not None and ABOVE_MAX_LOSS in incident.reason and incident.loss is not None:
         numbers = incident.loss, max_loss
@@ -352,7 +352,7 @@ def _is_plain(tensor: tf.Tensor) -> bool:
 
 
 def _type_of(step: Step, op: tf.Operation) -> str:
-    """The type of an op whose gradient is at fault; `op_rules.NORM` for the root of a sum."""
+    """The type of a forward op; `op_rules.NORM` for the square root of a sum."""
     given = op.inputs[0].op if op.type == 'Sqrt' else op
     while given.type in SAME_NUMBERS:
         given = given.inputs[0].op
@@ -360,7 +360,7 @@ def _type_of(step: Step, op: tf.Operation) -> str:
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
-    """The gate's name of a gradient; '' if no optimizer takes this very tensor."""
+    """The name of a gradient in the gate's messages; '' if no optimizer takes this very tensor."""
     writes = graphs.Writes(step.graph)
     for op in filter(graphs.is_apply, step.ours):
         if any(key(value.tensor) == key(tensor) for value in graphs.values_of(op)):
@@ -371,7 +371,7 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
 
 # Updates that are not finite although all their inputs are.
 
-# Arguments of optimizers, and the number that a dtype may round each of them to. With it an update
+# By argument of an optimizer, the number that a small dtype may round it to. The update then
 # divides by 0.
 _ROUNDED = {'epsilon': 0.0, 'beta1': 1.0}
 
@@ -411,19 +411,19 @@ def _explain_update(measured: MeasuredStep, name: str, kernel: Optional[tf.Opera
 
 
 def _without_factor(tensor: tf.Tensor) -> tf.Tensor:
-    """The learning rate before it was multiplied by a factor of ours."""
+    """The script's learning rate, if `tensor` is its product with slimguard's factor."""
     is_scaled = tensor.op.name.startswith(graphs.OURS) and tensor.op.type == 'Mul'
     return tensor.op.inputs[0] if is_scaled else tensor
 
 
 def is_unseen(step: Step, name: str) -> bool:
-    """Whether the variable `name` is updated in a loop or a function, where nothing is fetched."""
+    """Whether a loop or function updates the variable `name`: no tensor there can be fetched."""
     kernel = _kernel_of(step, name)
     return kernel is None or step.flow.is_in_loop(kernel)
 
 
 def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
-    """The gate's clone of the op that updates the variable `name`; None if a function holds it."""
+    """The gate's clone of the op that updates the variable `name`; None if it is in a function."""
     writes = graphs.Writes(step.graph)
     kernels: List[tf.Operation] = [
         op

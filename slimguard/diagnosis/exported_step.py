@@ -1,4 +1,4 @@
-"""A step as plain data, taken out of its graph: a bundle keeps it, and a copy is built of it."""
+"""Exports a step from its graph as plain data, for a bundle and for running it again."""
 
 from typing import Any, Dict, List, NamedTuple
 
@@ -26,9 +26,10 @@ class ExportedStep(NamedTuple):
 
 
 def export(capture: Capture) -> ExportedStep:
-    """Takes a step out of its graph, which is only read; each later call returns the same.
+    """Exports the step of a capture; the graph is only read.
 
-    It takes as long as some steps, and diagnoses and bundles of all incidents need it.
+    An export takes as long as several steps, and each diagnosis and bundle needs it. So later calls
+    return the result of the first.
     """
     if capture.exported is None:
         capture.exported = _Export(capture).step()
@@ -44,7 +45,7 @@ class _Export:
         for tensor in capture.sources:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
-        # Also ops that only other sources need, so that they can be examined.
+        # Also the ops that computed the inputs of a source, so that these can be examined.
         given = [t.op for each in capture.givens.values() for t in each]
         roots = gate_roots(gate) + list(self._sources) + capture.variables + given
         ops = graphs.ancestors(roots, self._needs)
@@ -66,14 +67,16 @@ class _Export:
     def _needs(self, op):
         if op not in self._sources:
             return graphs.needs(op)
-        # In a branch, the placeholder must be dead whenever the source was.
+        # In a branch, the placeholder needs what its source needs: it must be dead, too, if the
+        # branch is not taken.
         in_branch = any(self._flow.conditions(t) for t in op.outputs)
         return list(graphs.needs(op)) if in_branch else []
 
     def _placeholders(self, op) -> List[tf1.NodeDef]:
         needed = self._needs(op)
         controls = ['^' + each.name for each in dict.fromkeys(needed)]
-        # A control dependency on a switch always runs: an output of it is dead, not the op itself.
+        # If a branch is not taken, an output of its switch is dead, but not the switch op. So the
+        # placeholder depends on an Identity of that output.
         switched = {graphs.key(t): t for t in op.inputs if needed and t.op.type in SWITCHES}
         nodes = [_side_of(tensor, op) for tensor in switched.values()]
         controls += ['^' + node.name for node in nodes]
@@ -87,16 +90,17 @@ class _Export:
         return nodes
 
     def _without_ties(self, node) -> tf1.NodeDef:
-        """A node without its job and task, and with placeholders in place of sources.
+        """Removes a node's job and task, and replaces its sources by placeholders.
 
-        The node is changed, not copied: that takes a third of the time, and nothing else uses it.
+        The node is changed in place: a copy takes three times as long, and nothing else uses it.
         """
         if node.op == 'PrintV2':
-            # A replay prints nothing. And TensorFlow 1.15 cannot import a print after a loop, where
-            # it no longer knows that a tensor is a scalar.
+            # A replay prints nothing. And TensorFlow 1.15 cannot import a print of a tensor that
+            # comes out of a loop: it has lost the shape of the scalar.
             controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
             return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
-        if node.name.startswith(graphs.OURS) and is_collective(node.op):  # no other rank is here
+        # The gate's sum over ranks is its input here: only one rank runs the exported step.
+        if node.name.startswith(graphs.OURS) and is_collective(node.op):
             summed = tf1.NodeDef(name=node.name, op='Identity', input=node.input)
             summed.attr['T'].CopyFrom(node.attr['T'])
             return summed
@@ -152,7 +156,7 @@ class _Export:
 
 
 def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
-    """Copies the functions of a library that a graph calls, directly or through others."""
+    """Copies the library's functions that `graph_def` calls, directly or through others."""
     functions = {function.signature.name: function for function in library.function}
     gradients = {gradient.function_name: gradient for gradient in library.gradient}
     waiting = list(graph_def.node)
@@ -172,7 +176,7 @@ def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
 
 
 def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
-    """An op for `op` to wait for. It is dead when `switched`, an output of a switch, is dead."""
+    """An Identity of `switched`, an output of a switch, which makes `op` dead when it is dead."""
     side = (switched.value_index, switched.op.name.replace('/', '_'))
     name = '%s/side_%d_of_%s' % (op.name, *side)
     value = '%s:%d' % (switched.op.name, switched.value_index)
@@ -184,7 +188,7 @@ def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
 def _device_alone(device: str) -> str:
     """A device without its job and task, so that the batch of several GPUs fits on them again.
 
-    Where there is no such device, TensorFlow takes another.
+    On a machine without this device, TensorFlow chooses another.
     """
     spec = tf1.DeviceSpec.from_string(device)
     kind, index = spec.device_type, spec.device_index

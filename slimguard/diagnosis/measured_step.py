@@ -13,14 +13,14 @@ from slimguard.diagnosis.rerun_step import Step
 from slimguard.graph import key
 from slimguard.incidents import advice
 
-# Ops that pass on the values of their first input, in another shape or the same: the range stays.
+# Ops whose output has the numbers of their first input, perhaps in another shape, so its range too.
 SAME_NUMBERS = frozenset(
     'Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot CheckNumerics '
     'CheckNumericsV2'.split()
 )
 
-# By TensorArray op, the index of its flow output: a float that is not a value of the step, but
-# stands for all earlier writes to the array.
+# By TensorArray op, the index of its flow output: a dummy float that makes reads of the array wait
+# for earlier writes.
 _FLOWS = {
     'TensorArrayV3': 1,
     'TensorArrayGradV3': 1,
@@ -43,12 +43,12 @@ class MadeOf(NamedTuple):
     """What a tensor is computed from.
 
     Attributes:
-      draws: whether from anything that the step drew.
-      drawn: the names of what it was fed of that, such as the arrays of the batch.
-      floats: whether from a float variable: a weight, a moving average, a slot.
-      slots: whether from a float variable that the loss does not need, or from a value that the
-        step wrote to a variable.
-      is_own: whether from nothing but float variables that the step writes.
+      draws: whether it is computed from anything that the step drew.
+      drawn: the names of the fed tensors that it is computed from, such as the arrays of the batch.
+      floats: whether it is computed from a float variable: a weight, a moving average, a slot.
+      slots: whether it is computed from a float variable that the loss does not need, or from a
+        value that the step wrote to a variable.
+      is_own: whether it is computed only from constants and variables that the step writes.
     """
 
     draws: bool
@@ -59,16 +59,16 @@ class MadeOf(NamedTuple):
 
 
 class MeasuredStep:
-    """A step that was run once, with the ranges of its tensors.
+    """A step and the ranges of its float tensors, measured by running it.
 
     Args:
       step: the `Step` to run.
-      explosion: what the steps before show of an explosion; '' if nothing.
+      explosion: the sentence on an explosion in the steps before; '' if none.
 
     Attributes:
       step, explosion: the same.
       phases: for each op `Phase.FORWARD`, `BACKWARD` or `UPDATE`.
-      fixed: the ops that are the same in every step.
+      fixed: the ops whose outputs are the same in every step.
     """
 
     def __init__(self, step: Step, explosion: str = ''):
@@ -120,7 +120,7 @@ class MeasuredStep:
         return self._order.get(op, 0)
 
     def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
-        """The inputs of a tensor's op; in place of an input that was not measured, its inputs."""
+        """The inputs of a tensor's op; an unmeasured input is replaced by its own inputs."""
         inputs = []
         seen = set()
         is_fed = self.step.is_fed(tensor)
@@ -172,7 +172,7 @@ class MeasuredStep:
         )
 
     def _find_written(self) -> Set[tf.Operation]:
-        """The variables that the step writes, but for those that it restores or copies."""
+        """The variables that the step writes, unless it only assigns copies to them."""
         writes, written = graphs.Writes(self.step.graph), set()
         for op in graphs.ancestors(gate_roots(self.step.gate)):
             values = [value.tensor for value in graphs.values_of(op)]
@@ -188,7 +188,7 @@ class MeasuredStep:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]
 
     def rows(self) -> Iterator[Row]:
-        """The table of ranges along the step: what was fed, then the ops in their order."""
+        """Yields the table of ranges: fed tensors first, then the ops' outputs in their order."""
         step = self.step
         for tensor in step.feed:
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
@@ -212,7 +212,7 @@ class MeasuredStep:
                 self._ranges[key(tensor)] = measure(value, tensor.dtype.base_dtype.name)
 
     def _hand_on(self) -> None:
-        """Gives the ops that pass numbers on the range of their input."""
+        """Copies the range of the input of each `SAME_NUMBERS` op to its output."""
         for op in self.step.ops:
             if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
                 its_range = self.range_of(op.inputs[0])
@@ -235,11 +235,11 @@ class MeasuredStep:
         ]
 
     def _is_end(self, tensor) -> bool:
-        """Whether a walk back ends at `tensor`: it was measured, or holds no floats."""
+        """Whether `inputs_of` stops at `tensor`: it was measured, or holds no floats."""
         if self.range_of(tensor) is not None or self.step.is_fed(tensor):
             return True
         hides_floats = tensor.dtype.base_dtype in (tf.resource, tf.variant)
-        return not (graphs.is_float(tensor) or hides_floats)  # a flow, too, is a float
+        return not (graphs.is_float(tensor) or hides_floats)  # a flow is a float: not the end
 
     def _row(self, tensor, phase: str) -> Row:
         name = self.step.name_of(tensor)
@@ -291,7 +291,7 @@ def _phases_of(step: Step) -> Dict[tf.Operation, str]:
 
 
 def _fixed_ops(step: Step) -> Set[tf.Operation]:
-    """Ops that are the same in every step, since they need no variable and nothing drawn."""
+    """The ops whose outputs never change, since they need no variable and nothing drawn."""
     fixed: Set[tf.Operation] = set()
     for op in step.ops:
         if op.type in graphs.VARIABLES or any(step.is_fed(t) for t in op.outputs):

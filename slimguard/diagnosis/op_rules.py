@@ -1,4 +1,4 @@
-"""By type of op, what it requires of its inputs and what breaks that: 'log of 0', 'division by 0'.
+"""Rules that explain why an op made NaN or Inf of its inputs: 'log of 0', 'division by 0'.
 
 Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
 measured inputs break its precondition. If no rule explains an op, the diagnosis says only that it
@@ -57,7 +57,7 @@ class Cause(NamedTuple):
       is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
       broken: a mask of the values that break the precondition; None if there is none.
-      at: which input breaks it, if it is only one.
+      at: the index of the input that breaks it; None if that may be any input.
     """
 
     sentence: str
@@ -75,9 +75,9 @@ class Rule(NamedTuple):
 
     Attributes:
       types: the types of op.
-      breaks: returns which values break the precondition; called with the inputs, and without
-        `says` with the culprit ahead of them.
-      says: what happened; the number of values that broke the precondition is added.
+      breaks: called with the inputs, and without `says` with the culprit ahead of them; returns
+        which values break the precondition.
+      says: what happened; a message adds how many values broke the precondition.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
       is_overflow, at: as in `Cause`.
     """
@@ -188,7 +188,7 @@ def largest_of(dtype: str) -> float:
     return _LARGEST.get(dtype, float(np.finfo(np.float32).max))
 
 
-# Rows of nothing but -Inf: a mask that hides a whole row makes them.
+# Rows of nothing but -Inf, made by a mask that hides a whole row.
 
 
 def _rows_of_minus_inf(culprit: Culprit, logits: np.ndarray, *_) -> Broken:
@@ -388,5 +388,5 @@ _RULES += [
     )
 ]
 
-# Ops that make finite numbers of rows with -Inf, unless all of a row is -Inf.
+# Ops whose output is finite for a row with some -Inf, but NaN for a row of nothing but -Inf.
 COPE_WITH_MINUS_INF = _types('%s %s' % (_SOFTMAX, _CROSS_ENTROPY))

@@ -138,7 +138,7 @@ def replay(step: Step, explosion: str = '') -> Replay:
 
     Args:
       step: the step.
-      explosion: what the steps before show of an explosion.
+      explosion: the sentence on an explosion in the steps before; '' if none.
     """
     labels = step.decide()
     return Replay(labels, diagnose_step(step, labels, explosion))
@@ -164,8 +164,8 @@ def _reason_of(labels: List[Label], recorded: str = '') -> str:
 
     Args:
       labels: what was bad.
-      recorded: that of the `Incident`, if the step drew the same. Only the incident tells where a
-        limit came from: a multiple of a median, or `max_loss`.
+      recorded: the reason of the `Incident`, if the step drew the same; else ''. Only the incident
+        tells where a limit came from: a multiple of a median, or `max_loss`.
     """
     limits = {
         x.kind: 'above its limit: ' + x.name for x in labels if x.kind in (Label.LIMIT, Label.NORM)
@@ -175,7 +175,7 @@ def _reason_of(labels: List[Label], recorded: str = '') -> str:
 
 
 def _size_of_batch_with(step: Step, row: int) -> int:
-    """The size of the batch, of which one row is to be replaced.
+    """The size of the batch, if another row of it can replace `row`.
 
     Raises:
       BundleError: if there is no such row, or no other.

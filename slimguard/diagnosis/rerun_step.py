@@ -1,8 +1,8 @@
-"""A step that can be run again, as often as one likes, without writing to the training.
+"""Runs a step again, any number of times, without writing to the training's variables.
 
-A :class:`Step` has a graph and a session of its own, with a copy of the variables. It is built of
-an :class:`ExportedStep`: of one that was just taken out of the training's graph, or of one that a
-bundle kept. So the diagnosis of a training and a replay elsewhere run the same thing.
+A :class:`Step` has a graph and a session of its own, with a copy of the variables. It is built from
+an :class:`ExportedStep`, which comes from the training's graph or from a bundle. So a diagnosis
+while training and a later replay run the same step.
 """
 
 from typing import (
@@ -58,19 +58,19 @@ class Step:
     Args:
       exported: the step as plain data.
       variables: called with names of variable ops; yields dictionaries with the values that they
-        had before the step. It is asked only for those that a run reads.
+        had before the step. The variables of `ops` are read at once, the others if they are needed.
       values: what the step drew, by the sources' names in the user's graph.
-      gpu_options: those of the training's session, if it runs in this process.
+      gpu_options: the GPU options of the training's session, if it runs in this process.
 
     Attributes:
       graph, session: its own.
       gate: a `GateCopy`.
-      feed: what the step drew, by the placeholders that stand for the sources.
-      origins: returns the origin of the op of a name.
+      feed: what the step drew, by placeholder; each source has one.
+      origins: called with the name of an op, returns its `Origin`.
       ops: the ops to run again, in topological order, without the gate's own and without ops that
         only fed tensors need.
       ours: the ops of the gate.
-      checked: the float tensors that the gate checks and the gated ops take.
+      checked: the float tensors that the gate checks, and the float inputs of the gated ops.
       flow: the conditions and loops around the ops.
 
     Raises:
@@ -94,7 +94,7 @@ class Step:
             except (KeyError, ValueError, TypeError) as error:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
         config = tf1.ConfigProto(allow_soft_placement=True, gpu_options=gpu_options)
-        # There are few runs: Grappler would take longer to rewrite the graph than they take.
+        # No Grappler: to rewrite the graph would take longer than the few runs of it.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf1.Session(graph=self.graph, config=config)
         self.origins = Recorded(names['origins'])
@@ -118,7 +118,7 @@ class Step:
         self.draw({self._placeholder(name): value for name, value in values.items()})
 
     def draw(self, feed: Feed) -> None:
-        """From now on a run of the step draws the values in `feed`."""
+        """Sets the values that the step draws in later runs."""
         self.feed = feed
         self._fed = {key(t) for t in self.feed}
         also = [t for given in self._givens.values() for t in given]
@@ -128,9 +128,9 @@ class Step:
         self._find_taken()
 
     def decide(self) -> List[Label]:
-        """Runs the whole step, gate included; returns the labels of what is bad.
+        """Runs the whole step, gate included; returns the labels of the checks that failed.
 
-        A good step writes its update, and the variables are loaded again.
+        If none fails, the step updates the variables. Their old values are then loaded again.
         """
         self._load(self._loads)
         self._restore()
@@ -160,11 +160,11 @@ class Step:
         return key(tensor) in self._fed
 
     def givens_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
-        """The float tensors that the value fed as `tensor` was computed from, as far as known."""
+        """The float tensors that the value of a fed `tensor` was computed from; [] if unknown."""
         return list(self._givens.get(key(tensor), ()))
 
     def needs(self, op: tf.Operation) -> Iterator[tf.Operation]:
-        """The ops that an op needs, and the ops that computed the values fed to it."""
+        """Yields the ops that an op needs, and for a fed input those that computed its value."""
         yield from graphs.needs(op)
         for tensor in op.inputs:
             yield from (given.op for given in self.givens_of(tensor))
@@ -181,7 +181,7 @@ class Step:
         return op.type
 
     def can_fetch(self, tensor: tf.Tensor) -> bool:
-        """Whether `tensor` has one value in this step."""
+        """Whether `tensor` has one value: it is in no loop, and in no branch that was not taken."""
         if self.is_fed(tensor):
             return True
         if self.flow.is_in_loop(tensor.op):
@@ -192,7 +192,7 @@ class Step:
     def fetch(
         self, tensors: Sequence[tf.Tensor], feed: Optional[Feed] = None
     ) -> List[Optional[np.ndarray]]:
-        """Runs the step as far as `tensors`. None stands for a tensor that has no value.
+        """The values of `tensors`; None for a tensor in a branch that did not run.
 
         Args:
           tensors: the tensors.
@@ -207,7 +207,7 @@ class Step:
         return [values[key(t)] for t in tensors]
 
     def in_chunks(self, tensors: Iterable[tf.Tensor]) -> Iterable[List[tf.Tensor]]:
-        """`tensors` in lists that fit into memory beside a training, as far as shapes are known."""
+        """Yields `tensors` in lists that fit into memory beside a training, by their shapes."""
         rows = max([v.shape[0] for v in self.feed.values() if np.ndim(v)], default=1)
         return in_chunks(tensors, rows)
 
@@ -228,7 +228,7 @@ class Step:
             return [value for each in halves for value in self._run_or_split(each, feed)]
 
     def _find_taken(self) -> None:
-        """Finds out which branches the step took: outer conditions first, then those inside."""
+        """Finds out which branches the step took: outer conditions first, then inner ones."""
         conditions = {c for op in self.ops for t in op.outputs for c in self.flow.conditions(t)}
         preds = {c.pred: c.pred[0].outputs[c.pred[1]] for c in conditions}
         waiting = {k: t for k, t in preds.items() if not self.flow.is_in_loop(t.op)}
@@ -242,7 +242,7 @@ class Step:
                     self._taken[key(tensor)] = bool(value)
 
     def _load(self, names: Iterable[str]) -> None:
-        """Gives variables the values that they had before the step, unless they have them."""
+        """Assigns the values from before the step to variables that were not loaded yet."""
         for values in self._read([name for name in names if name not in self._loaded]):
             self._assign(values)
             self._loaded.update(values)
@@ -262,7 +262,7 @@ class Step:
 
 
 class _Load(NamedTuple):
-    """Gives a variable a value: what to feed, and the op to run."""
+    """How to assign a value to a variable: the placeholder to feed, and the op to run."""
 
     value: tf.Tensor
     op: tf.Operation
@@ -270,7 +270,8 @@ class _Load(NamedTuple):
 
 def _import(exported: ExportedStep) -> None:
     try:
-        # The import adds missing attributes to the GraphDef, but an exported step has them all.
+        # The import adds default attributes to its argument in place. An exported step has them
+        # all already, so it stays as it is, and no copy is needed.
         tf.import_graph_def(exported.graph_def, name='')
     except (ValueError, tf.errors.OpError, TypeError) as error:
         raise ReplayError(
@@ -282,7 +283,7 @@ def _import(exported: ExportedStep) -> None:
 
 
 def _first_part(error: Exception) -> str:
-    """The error message of an import, without the signature of the op that follows."""
+    """The first line of an import's error message, up to the signature of the op."""
     return str(error).partition('; signature=')[0].partition('\n')[0]
 
 
@@ -311,7 +312,7 @@ def _load_op(graph: tf.Graph, name: str) -> _Load:
 
 
 def _written_by(graph: tf.Graph, step: Sequence[tf.Operation]) -> Set[str]:
-    """The variables that the ops of a step write before the gate decides, by their ops' names."""
+    """The names of the variables that the user's ops in a step write before the gate decides."""
     writes = graphs.Writes(graph)
     theirs = [op for op in step if not op.name.startswith(graphs.OURS)]
     return {v.name for op in theirs for v in writes.variables(op)}
@@ -324,6 +325,6 @@ def _floats_taken_by(ours: Sequence[tf.Operation]) -> List[tf.Tensor]:
 
 
 def _ops_up_to(checked: Sequence[tf.Tensor], fed) -> List[tf.Operation]:
-    """The ops that `checked` need if the tensors whose keys are in `fed` are fed."""
+    """The ops that compute `checked` when the tensors with the keys `fed` are fed."""
     roots = [t.op for t in checked if key(t) not in fed]
     return graphs.ancestors(roots, lambda op: graphs.needs(op, fed))

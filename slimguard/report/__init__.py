@@ -1,4 +1,4 @@
-"""A training as a page to look at. The data are first read and checked, then drawn.
+"""The report: a training as an HTML page. Its data are first read and checked, then drawn.
 
 The files:
 
@@ -6,10 +6,10 @@ The files:
 
     report_data.py   the data of a report: the record and the bundles, checked
     loss_history.py  the loss of a training, from event files
-    last_steps.py    the last steps before an incident, and what they tell of its cause
+    last_steps.py    the last steps before an incident, and where in them it began
     samples.py       the samples of a batch as images
     cards.py         an incident as the page shows it, in words
 
     charts.py        the charts, by matplotlib: as SVG and as pixels
-    page.py          the page, and the picture of it; templates/ has its HTML and its looks
+    page.py          the page, and the picture of it; templates/ has its HTML and CSS
 """

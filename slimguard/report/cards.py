@@ -23,7 +23,7 @@ from slimguard.report.last_steps import LastSteps, multiple, number
 from slimguard.report.samples import Numbers, Sheet
 from slimguard.system import texts
 
-# What was done, in words. Any other action is that of a subclass of NanLossHook.
+# The actions in words. Any other action comes from a subclass of NanLossHook.
 ACTIONS = {
     'raise': 'raised an error',
     'stop': 'stopped',
@@ -46,7 +46,7 @@ class Fact(NamedTuple):
 
 
 class RangeRow(NamedTuple):
-    """A line of the table of ranges: a tensor of the step, and whether it made the step bad."""
+    """A line of the table of ranges: is the tensor bad, and did the bad numbers begin in it?"""
 
     tensor: str
     range: str
@@ -60,11 +60,11 @@ class Opened(NamedTuple):
     Attributes:
       path: its folder, absolute.
       text: the diagnosis in a few lines; '' if there is none.
-      bad_rows: the rows of the batch that are at fault, as far as they are known.
+      bad_rows: the rows of the batch that are known to be at fault.
       batch: the arrays of the batch that are no images.
       batch_note: a sentence on which array of the batch is at fault; '' if that can be seen.
-      ranges: the range of the tensor at fault, then those of the tensors before and after it.
-      ranges_note: sentences on these.
+      ranges: the range of the tensor at fault, then the ranges of tensors before and after it.
+      ranges_note: sentences that explain `ranges`.
       sheets: the samples of the batch.
       versions: the versions of the packages that made it.
       steps: the last steps before the incident; None if they are not known.
@@ -89,9 +89,9 @@ class Opened(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class IncidentView(Incident):
-    """An incident, its place in the record, from 1 on, and its bundle.
+    """An incident, its number in the record, from 1 on, and its bundle.
 
-    The number is 0 for an incident that only a bundle tells of.
+    The number is 0 if the record lacks the incident, and only a bundle has it.
     """
 
     number: int = 0
@@ -126,7 +126,7 @@ class IncidentView(Incident):
 
     @property
     def more(self) -> str:
-        """After the headline of an explosion, what that made bad; else ''."""
+        """For an explosion, a second sentence: what the explosion made bad; else ''."""
         told = self._lines[:1]
         return begun(told[0]) + '.' if told and told[0] != self.cause else ''
 
@@ -143,7 +143,7 @@ class IncidentView(Incident):
         if cure in advice.FOR_EXPLOSIONS:
             # A step that was held as a spike needs no advice to hold spikes.
             return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
-        # The commands of the card name the bundle where it is now.
+        # Without the bundle's old path: `commands` has the path where the bundle is now.
         policy = begun(advice.without_bundle(self.advice or ''))
         told = ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
         where = ''.join(self._lines[:1]).partition(': ')[0]
@@ -151,7 +151,7 @@ class IncidentView(Incident):
 
     @property
     def commands(self) -> List[str]:
-        """Run the step again, and without its bad row; none without a bundle."""
+        """Commands that run the step again, as it was and without its bad row; needs a bundle."""
         if self.opened is None:
             return []
         replay = 'python -m slimguard replay ' + shlex.quote(self.opened.path)
@@ -191,13 +191,13 @@ class IncidentView(Incident):
 
 
 def _finite(value: Optional[float]) -> str:
-    # The symptom names what is not finite.
+    # A non-finite number is left out: the symptom names it.
     return number(value) if value is not None and math.isfinite(value) else ''
 
 
-# By the words with which a diagnosis begins, but for that of an explosion, the phase.
+# The phase, by the words at the beginning of a diagnosis. An explosion's line comes before them.
 _PHASES = {said: phase for phase, said in PHASES.items()}
-# The other lines of a diagnosis; the first form that fits counts.
+# Names for the other lines of a diagnosis; the first pattern that matches counts.
 _FACTS = (
     ('Input', re.compile(r'input (?P<code>.*?): (?P<words>.*)')),
     ('Value', re.compile(r'output: (?P<words>.*)')),
@@ -209,7 +209,7 @@ _FACTS = (
 
 
 def _fact_of(line: str) -> Fact:
-    """The fact in a line of a diagnosis, as `Diagnosis` writes it."""
+    """Parses a line of the text of a `Diagnosis` into a fact."""
     for name, form in _FACTS:
         found = form.match(line.strip())
         if found:
@@ -219,7 +219,7 @@ def _fact_of(line: str) -> Fact:
 
 
 def _plain(said: str) -> str:
-    """A range or places, as `Diagnosis` writes them, in plain words."""
+    """Rewrites the range or the places in a line of a `Diagnosis` for readers of the page."""
     said = re.sub(r'^(\w+)\[\], (1 of 1 )?', r'\1, a scalar: ', said)
     if said.startswith('[]'):
         return ''  # of a scalar, the range says it all
@@ -227,12 +227,12 @@ def _plain(said: str) -> str:
 
 
 def bundle_name(incident: Incident) -> str:
-    """The name of the bundle's folder. The training may have run on Windows, so \\ divides, too."""
+    """The name of the bundle's folder. On Windows, where the training may have run, \\ divides."""
     return re.split(r'[/\\]', (incident.bundle or '').rstrip('/\\'))[-1]
 
 
 def begun(said: str) -> str:
-    """Words as the beginning of a sentence."""
+    """`said` with a capital letter, as a sentence begins."""
     return said[:1].upper() + said[1:]
 
 
@@ -249,7 +249,8 @@ def opened_of(read: Bundle, most: int) -> Opened:
     """What a bundle adds to its incident.
 
     Args:
-      read: the bundle. Of its contents only the outline was checked, so this may raise anything.
+      read: the bundle. Only the outline of its contents was checked, so damaged contents may raise
+        any error.
       most: the most samples to show.
     """
     drawn = _drawn_by_the_user(read)
@@ -283,7 +284,7 @@ def _batch_note(suspects: List[str]) -> str:
 
 
 def _drawn_by_the_user(read: Bundle) -> Dict[str, np.ndarray]:
-    """The values that the step took in, without random numbers and slimguard's own."""
+    """The values that the step drew, without random numbers and slimguard's own limits."""
     sources = read.exported.names['sources']
     return {
         name: value
@@ -295,7 +296,7 @@ def _drawn_by_the_user(read: Bundle) -> Dict[str, np.ndarray]:
 def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
     """The rows that are bad in the input, or made a later tensor bad; and the number of rows.
 
-    A later tensor may have another first dimension than the batch: `samples` compares.
+    A later tensor may have another first dimension than the batch: the caller must compare it.
     """
     found = said['non_finite']
     if (
@@ -306,14 +307,14 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in found['rows'] if isinstance(row, int)]
-    # Half of the outputs of a batch norm are by channel.
+    # A fused batch norm is left out: its outputs with statistics have a row for each channel.
     is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
     # If most rows are bad, none is at fault.
     return (rows, shape[0]) if is_batch and 2 * len(rows) <= shape[0] else ([], 0)
 
 
 def _with_ranges(opened: Opened, said: Dict[str, Any]) -> Opened:
-    """With the table of ranges: the tensor at fault first, then others in the order of the step."""
+    """Adds the table of ranges: the tensor at fault first, then others in the order of the step."""
     order = list(PHASES)
     rows = sorted(said['ranges'], key=lambda row: order.index(row['phase']))
     at = next((n for n, row in enumerate(rows) if row['tensor'] == said['tensor']), None)

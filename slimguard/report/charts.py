@@ -100,7 +100,7 @@ class Chart(NamedTuple):
 
 
 def svg(chart: Chart, name: str, width: int) -> str:
-    """The chart as an element of a page; no other chart there has the same `name`."""
+    """The chart as an SVG element of a page, on which `name` must be unique."""
     with _style(name + str(width)):
         file = io.BytesIO()
         FigureCanvasSVG(chart.draw(width)).print_svg(file)
@@ -189,7 +189,7 @@ def _plots(width: int, heights: Sequence[float], words: float) -> Tuple[Figure, 
 
     Args:
       width: of the figure, in pixels.
-      heights: of the plots, in pixels; a little more or less if their words need it.
+      heights: of the plots, in pixels; the layout may change them a little, to fit the words.
       words: the height of all titles and labels.
     """
     figure = _figure(width, sum(heights) + words, layout='constrained')
@@ -211,7 +211,7 @@ def _plain(said: str) -> str:
 
 
 def _tame(values: Any) -> np.ndarray:
-    """Floats that matplotlib can place: the ticks around them are finite as well."""
+    """Clips floats, so that matplotlib's ticks around them are finite; NaN for a non-finite one."""
     values = np.asarray(values, float)
     values = np.where(np.isfinite(values), np.clip(values, -1e150, 1e150), np.nan)
     return np.where(np.abs(values) < 1e-150, 0.0, values)
@@ -249,13 +249,15 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
         alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
         marked = known if len(values) <= _FEW_POINTS else alone
         axes.plot(x, y, **look)
-        if marked.any():  # else the layout would make room for it
+        if marked.any():  # the layout would leave room even for no marks
             axes.plot(x[marked], y[marked], '.', ms=6, clip_on=False, **look)
 
 
 # The loss.
 
-_PLOT, _LANE, _FEW_POINTS = 240, 20, 60  # pixels: a curve, the marks of an action; marked points
+# The heights in pixels of the curve and of an action's row of marks; a line of at most 60 points
+# has a dot at each.
+_PLOT, _LANE, _FEW_POINTS = 240, 20, 60
 _NEAREST = 0.045  # of the width: closer marks would overlap on a phone
 
 
@@ -354,7 +356,8 @@ def _draw_marks(
 
 # The last steps.
 
-_SERIES, _LINE, _MOST_LINES = 88, 16, 40  # pixels: a plot, a row of the heat map; such rows
+# The heights in pixels of a plot of lines and of a row of the heat map; the most such rows.
+_SERIES, _LINE, _MOST_LINES = 88, 16, 40
 _MOST_DECADES = 6
 _PALETTE = LinearSegmentedColormap.from_list(
     'ratios',
@@ -408,7 +411,7 @@ def _step_ticks(steps: List[int], most: int) -> List[int]:
     round_steps = set(_round_ticks(most).tick_values(min(steps), max(steps)).tolist())
     ticks: List[int] = []
     for column, step in enumerate(steps):
-        # A step comes again if it was held, or after a return to an earlier state.
+        # A held step comes again at once: only its first column may get a tick.
         is_new = step in round_steps and steps[column - 1 : column] != [step]
         if is_new and (not ticks or (column - ticks[-1]) * (most + 1) >= len(steps)):
             ticks.append(column)
@@ -416,7 +419,7 @@ def _step_ticks(steps: List[int], most: int) -> List[int]:
 
 
 def _strip(axes: Any, where: np.ndarray, height: float, color: str, label: str) -> None:
-    """Marks the columns where something holds, at the upper or lower end of a plot."""
+    """Marks the columns where `where` is true, at the upper (1) or lower (0) end of a plot."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], where.astype(int), [0]])))
     if edges.size:
         place = {'transform': axes.get_xaxis_transform(), 'clip_on': False}
@@ -448,7 +451,7 @@ def _heat_rows(
 
 
 def _heat_norm(rows: np.ndarray) -> TwoSlopeNorm:
-    """The places of ratios on the palette, whose middle is the median; in whole decades."""
+    """Maps ratios to the palette: a gradient's median to its middle, whole decades to its ends."""
     found = rows[np.isfinite(rows)]
     ends = -found.min(initial=0.0), found.max(initial=0.0)
     below, above = (min(max(math.ceil(end - 1e-9), 1), _MOST_DECADES) for end in ends)
@@ -456,7 +459,7 @@ def _heat_norm(rows: np.ndarray) -> TwoSlopeNorm:
 
 
 def _draw_heat(plots: List[Any], rows: np.ndarray, names: List[str], width: int) -> None:
-    """Draws a heat map of ratios into the last plot, and below it what the colours mean."""
+    """Draws a heat map of ratios into the last plot, and the scale of its colours below it."""
     axes, norm = plots[-1], _heat_norm(rows)
     shown = np.ma.masked_where(np.isnan(rows), np.clip(rows, norm.vmin, norm.vmax))
     place = {'extent': (0, rows.shape[1], len(rows), 0), 'aspect': 'auto'}

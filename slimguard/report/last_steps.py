@@ -16,12 +16,12 @@ class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step at which each began; if the graph has none, minus the number of later
-        steps.
-      axis: says which of the two `step` has.
+      step: the global step at which each began; in a graph without a global step, minus the number
+        of later steps.
+      axis: what `step` counts, as the label of an axis.
       written: whether each step was written.
       loss, learning_rate, gradient_norm: a number for each step; None if none is known.
-      gradients: the name of a variable of each gradient, and how many more variables it has.
+      gradients: for each gradient, the name of one of its variables, and how many others it has.
       norms: the norms of the gradients, [steps, gradients].
     """
 
@@ -36,10 +36,10 @@ class LastSteps(NamedTuple):
 
 
 def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
-    """The last steps of a bundle's `history`, which the bundle has checked; None without steps.
+    """The last steps in the `history` of a bundle; None if there are none.
 
     Raises:
-      TypeError, ValueError, OverflowError: if it is not as `History.to_dict` makes it.
+      TypeError, ValueError, OverflowError: if its values are not such as `History.to_dict` makes.
     """
     if history is None or not history['step']:
         return None
@@ -53,7 +53,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
         learning_rate=_column(last['learning_rate']),
-        # Without gradients their norm is zero, which tells nothing.
+        # Without gradients the norm is zero in each step, and is not worth a line.
         gradient_norm=_column(last['gradient_norm']) if gradients else None,
         gradients=gradients,
         norms=np.array(last['gradient_norms'], float).reshape(count, len(gradients)),
@@ -66,7 +66,7 @@ def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
-    """The numbers of each step, by name, that make a line; the learning rate only if it changes."""
+    """The numbers to draw as lines, by name: at least three are finite, and the rate changes."""
     rate = steps.learning_rate
     rate = None if rate is None or (rate == rate[0]).all() else rate
     known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm), ('learning rate', rate))
@@ -85,9 +85,9 @@ class Beginning(NamedTuple):
 
     Attributes:
       column: the column of the step.
-      gradient: the number of the gradient that is farthest from its median; None if all of several
-        gradients leave it.
-      said: this in words.
+      gradient: the number of the gradient that is farthest above its median; None if there are
+        several gradients, and all leave their range.
+      said: a sentence on the step and the gradients.
     """
 
     column: int
@@ -111,7 +111,7 @@ def ratios_of(norms: np.ndarray) -> np.ndarray:
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     """Where gradients leave their usual range for the last time; None if none does."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
-    # What came before a return to an earlier state was survived.
+    # Steps before the last rollback do not count: it undid what they did.
     out[: _last_return(steps)] = 0
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
@@ -150,7 +150,7 @@ def _last_return(steps: LastSteps) -> int:
 
 
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
-    """The sentences below the charts of the last steps: what they show, and where it began."""
+    """The sentences below the charts of the last steps: where it began, and the learning rate."""
     said = ''
     if steps.gradients:
         since = 'Since the last rollback no' if _last_return(steps) else 'No'

@@ -15,7 +15,7 @@ _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
 _MOST_POINTS, _MOST_SEGMENTS = 2000, 100
-LEAST_POINTS = 3  # of fewer no chart is drawn
+LEAST_POINTS = 3  # fewer points get no chart
 _EVENTS = 'events.out.tfevents.'
 
 
@@ -56,7 +56,7 @@ def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
     for path in paths:
         try:
             _read_file(path, series)
-        except Exception as error:  # TensorFlow's, the system's, protobuf's: all end this file only
+        except Exception as error:  # by TensorFlow, the system or protobuf: ends this file only
             told = os.path.basename(path), first_line(error)
             troubles.append('%s was read only in part: %s' % told)
     if not series:
@@ -96,7 +96,7 @@ def _event_files(logdir: str) -> Tuple[List[str], List[str]]:
     paths, troubles = [], []
     for name in names:
         path = os.path.join(logdir, name)
-        if name.startswith(_EVENTS) and files.is_file(path):  # to open a FIFO might take for ever
+        if name.startswith(_EVENTS) and files.is_file(path):  # opening a FIFO may block for ever
             paths.append(path)
         elif name.startswith(_EVENTS):
             troubles.append('%s was not read: it is no regular file.' % name)
@@ -114,7 +114,7 @@ def _read_file(path: str, series: Dict[str, array.array]) -> None:
 
 def _events(path: str):
     verbosity = tf1.logging.get_verbosity()
-    # TensorFlow warns that its only public reader of event files is deprecated.
+    # Hides TensorFlow's warning that this reader is deprecated: there is no other public one.
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     try:
         yield from tf1.train.summary_iterator(path)
@@ -138,8 +138,8 @@ def _number(value) -> Optional[float]:
 def curve_of(tag: str, points: np.ndarray) -> Curve:
     """The curve of points [n, 2], each a step and a loss; about `_MOST_POINTS` of them are kept.
 
-    A step that is smaller than the one before it begins a new segment. One may come twice: two
-    writers of event files note it, or it was held and tried again with the next batch.
+    A step that is smaller than the one before it begins a new segment. An equal step does not: two
+    event files may have the same step, and a held step comes again with the next batch.
     """
     good = points[np.isfinite(points).all(axis=1)]
     back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1
@@ -153,7 +153,7 @@ def curve_of(tag: str, points: np.ndarray) -> Curve:
 
 
 def _thin_out(points: np.ndarray, most: int) -> np.ndarray:
-    """About `most` of the points [n, 2] at most: the least and the largest of each piece."""
+    """Keeps about `most` of the points [n, 2]: the lowest and the highest loss of each piece."""
     if len(points) <= most:
         return points
     kept = {0, len(points) - 1}

@@ -35,7 +35,7 @@ def _imported() -> Tuple[Any, str]:
     return charts, ''
 
 
-# Without matplotlib there are no charts, but a sentence on why.
+# Without matplotlib, `charts` is None, and `no_charts` is a sentence on why.
 charts, no_charts = _imported()
 
 
@@ -51,12 +51,12 @@ class Drawing(NamedTuple):
 def _drawings(
     it: IncidentView, draw: Callable[[Any, str], Any], is_alike: bool = False
 ) -> Iterator[Drawing]:
-    """Yields the charts of a bundle; only the samples, if one of its kind is shown before it.
+    """Yields the charts of an incident's bundle; only the samples if `is_alike`.
 
     Args:
       it: the incident.
-      draw: draws a chart, given a name that no other chart has.
-      is_alike: whether one of its kind is shown before it.
+      draw: draws a chart; its second argument is a name that no other chart has.
+      is_alike: whether the page shows another incident of the same kind first.
     """
     if it.opened is None or charts is None:
         return
@@ -108,7 +108,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
 
 
 def _svg(chart: Any, name: str) -> Any:
-    """A chart for a desk and one for a phone; the page shows one of them."""
+    """The chart as SVG twice, for a desk and for a phone; the page's CSS shows one of them."""
     widths = (charts.WIDE, charts.NARROW)
     return markupsafe.Markup(''.join(charts.svg(chart, name, width) for width in widths))
 
@@ -133,7 +133,7 @@ def environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    # A macro returns HTML already.
+    # A macro's result is HTML, with its text cut and escaped already.
     return value if hasattr(value, '__html__') else visible(cut(value, _LONGEST))
 
 

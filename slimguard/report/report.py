@@ -34,8 +34,8 @@ def main(
 
     Args:
       logdir: the log directory of a training.
-      output: the file of the page; by default slimguard/report.html in `logdir`. A device or a FIFO
-        (``/dev/stdout``) is written to, and not replaced.
+      output: the file of the page; by default slimguard/report.html in `logdir`. A file is
+        replaced; a device or a FIFO (``/dev/stdout``) is written to.
       png: the file of the page as a picture, or None for no picture. Needs matplotlib.
       opens: whether to open the page in the user's browser.
 
@@ -130,6 +130,6 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _is_device(path: str) -> bool:
-    """Whether `path` is written to and not replaced: a device, a FIFO, our own stdout."""
+    """Whether to write into `path`, not to replace it: a device, a FIFO, our own stdout."""
     is_ours = path in ('/dev/stdout', '/dev/stderr')  # even if a shell redirects it to a file
     return is_ours or os.path.exists(path) and not os.path.isfile(path)

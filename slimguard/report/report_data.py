@@ -1,7 +1,7 @@
-"""The data of a report on a training: read from its log directory, checked, and made plain.
+"""The data of a report on a training: read from its log directory, checked, and put into words.
 
-The record and the bundles may come from a stranger, so this module checks them. It replaces a
-damaged bundle by a sentence, and runs nothing.
+The record and the bundles may come from a stranger, so this module checks them and runs nothing of
+them. A damaged bundle becomes a note on the page.
 """
 
 import datetime
@@ -27,8 +27,8 @@ from slimguard.report.cards import (
 from slimguard.report.loss_history import LEAST_POINTS, Curve
 from slimguard.system import files
 
-# The most bundles and samples that a page shows: it must open on a phone, and a sample takes up to
-# 100 kB, twice.
+# The most bundles and samples that a page shows. It must open on a phone, and it has each sample
+# twice, with up to 100 kB each time.
 _MOST_BUNDLES, _MOST_SAMPLES = 20, 40
 _MOST_NOTES, _MOST_KINDS = 20, 20
 _ENDED = ('raise', 'stop', 'error')
@@ -72,7 +72,7 @@ class ReportData(NamedTuple):
 
 
 def gather(logdir: str) -> ReportData:
-    """Reads the log directory of a training. Damaged or hostile contents make no error."""
+    """Reads the log directory of a training. Damaged or hostile contents raise no error."""
     path = files.as_path(logdir)
     curve, notes = loss_history.read(logdir)
     bundles, more = _bundles(logdir)
@@ -104,7 +104,7 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
             read = bundle.read(path)
             opened = opened_of(read, min(16, _MOST_SAMPLES // len(shown)))
             views.append(incident_of(Incident.from_dict(read.incident), opened=opened))
-        except Exception as error:  # one damaged bundle must not cost the others
+        except Exception as error:  # the page must show the other bundles
             is_said = isinstance(error, (bundle.BundleError, OSError))
             what = '' if is_said else 'incident.json is damaged: %s: ' % type(error).__name__
             told = os.path.basename(path), what, error
@@ -114,7 +114,7 @@ def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
 
 
 def _with_curve(data: ReportData, has_event_files: bool) -> ReportData:
-    """With a curve that can be drawn, or none, and what there is to say of it."""
+    """Removes a curve with too few points, and adds the note on the curve."""
     curve, notes = data.curve, []
     if curve is None:
         notes.append(NO_SUMMARY if has_event_files else NO_EVENT_FILES)
@@ -136,7 +136,7 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
         record = record_file.read_record(logdir)
     except FileNotFoundError:
         return data._replace(has_record=False)
-    except Exception as error:  # a damaged record must not cost the rest of the page
+    except Exception as error:  # the page must show the rest
         return data._replace(broken=loss_history.first_line(error))
     if record.is_foreign:
         count = record.unreadable
@@ -225,7 +225,7 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
         steps = sorted({i.step for i in members if i.step is not None})
         where = ' at step %d' if len(steps) == 1 else ', steps %d to %d'
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
-        # Of all incidents the page has said the number and the actions already.
+        # If these are all incidents, the page has their number and actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
         many = '%d incidents of this kind%s: %s' % (len(members), where, _done(members))
         told.append(where.lstrip(', ') if is_all else many)

@@ -1,4 +1,4 @@
-"""The samples of a batch: as images, where they look like images, else in numbers."""
+"""The samples of a batch: as images if their shape is that of images, else in numbers."""
 
 from types import MappingProxyType
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -9,7 +9,7 @@ from slimguard.diagnosis.ranges import numbers
 
 _MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
-_SHOWN_SIDE = 160  # pixels; larger samples are shrunk
+_SHOWN_SIDE = 160  # pixels; larger images are shrunk
 _CHANNELS = (1, 3, 4)
 _LARGEST = np.finfo(np.float64).max
 BAD = (255, 0, 144)  # the colour of a pixel that is not finite
@@ -21,7 +21,7 @@ class Sample(NamedTuple):
     Attributes:
       row: its place in the batch.
       pixels: uint8 [height, width, 3 or 4]; a pixel that is not finite has the colour `BAD`.
-      bad_pixels: (y, x) of the `pixels` that are not finite, at most 64.
+      bad_pixels: (y, x) of the first 64 of `pixels` that are not finite.
       bad: how many values of the sample are not finite.
       suspect: whether it made a later tensor bad, according to the diagnosis.
     """
@@ -63,7 +63,8 @@ def sheets(
     Args:
       values: arrays by Tensor names.
       bad_rows: the rows that made a later tensor bad, by Tensor names.
-      most: the most samples to show, of all arrays; each shows one at least, bad ones first.
+      most: the most samples to show of all arrays together. Each array shows at least one, and bad
+        samples before others.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
@@ -80,7 +81,7 @@ def _shrinking(sides) -> int:
 
 
 def as_images(value: np.ndarray) -> Optional[np.ndarray]:
-    """A view [batch, height, width, channels] of an array of images; None if it is none."""
+    """A view [batch, height, width, channels] of an array of images; None if it has no images."""
     value = np.asarray(value)
     if value.ndim != 4 or not value.size or value.dtype.kind in 'OSUbc':
         return None
@@ -120,7 +121,7 @@ def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
-    """The values of black and white: a usual range that holds the values, or their own range."""
+    """The values shown as black and white: a usual range, such as [0, 255], or the images' own."""
     if images.dtype == np.uint8:
         return 0.0, 255.0
     ends = []
@@ -130,8 +131,8 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
             ends.append((float(finite.min()), float(finite.max())))
     if not ends:
         return 0.0, 1.0
-    # The medians of both ends: a wild sample must not make the rest of the batch black. Not a mean
-    # of two samples, which may overflow.
+    # The medians of the images' ends, so that one wild sample does not make all others black. The
+    # median is one of the numbers, not a mean of two, which may overflow.
     low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:
@@ -195,8 +196,8 @@ class Numbers(NamedTuple):
     Attributes:
       name: the Tensor's name.
       outline: its dtype and shape, and how many of its rows are shown.
-      lines: the first numbers of some rows, each in a line: bad rows, beside a good one; without
-        bad rows, the first two.
+      lines: the first numbers of some rows, a line for each: of bad rows and a good one; or of the
+        first two rows if none is bad.
       is_at_fault: whether it is not finite, or made a later tensor bad.
     """
 
@@ -211,7 +212,7 @@ def in_numbers(
     bad_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     suspects: Sequence[str] = (),
 ) -> List[Numbers]:
-    """The arrays that are no images. Those at fault come first, then those of the most numbers.
+    """The arrays that are no images: non-finite ones first, then suspects, then the largest.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out.

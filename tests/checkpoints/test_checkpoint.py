@@ -19,7 +19,7 @@ V1 = tf1.train.SaverDef.V1
 
 
 def scribble(path):
-    """Changes one byte in the middle: only a checksum tells."""
+    """Changes one byte in the middle, which only a checksum shows."""
     with open(path, 'r+b') as file:
         file.seek(1)
         byte = file.read(1)
@@ -32,7 +32,7 @@ def scribble(path):
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
 def test_the_newest_finite_one_is_found_in_every_format(folder, settings, dtype, bad):
     if dtype != tf.float32 and 'write_version' in settings:
-        return  # TensorFlow cannot write the one, and its reader cannot read the other
+        return  # in V1, TensorFlow cannot write one of these dtypes, nor read the other
     paths = write(folder, [1.0, 2.0, bad, bad], dtype, **settings)
     assert os.path.abspath(tf1.train.latest_checkpoint(str(folder))) == paths[-1]
     assert slimguard.latest_finite_checkpoint(str(folder)) == paths[1]
@@ -88,7 +88,7 @@ def test_after_a_rollback_the_newest_is_not_the_one_with_the_highest_step(folder
         saver = tf1.train.Saver()
         for step in (100, 200, 101):
             newest = saver.save(session, str(folder / 'model.ckpt'), step)
-    for name in os.listdir(str(folder)):  # as a copied directory may have it
+    for name in os.listdir(str(folder)):  # as in a copied directory
         os.utime(str(folder / name), (1, 1))
     assert slimguard.latest_finite_checkpoint(str(folder)) == os.path.abspath(newest)
 

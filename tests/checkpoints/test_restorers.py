@@ -68,7 +68,7 @@ def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(folde
 
 def test_a_ladder_skips_then_rolls_back_then_raises(folder):
     model, train_op = build(bad=lambda draw: draw >= 2)
-    # Nothing is known of the cause: a bad batch is no reason to go back.
+    # Without the capture the cause is not known; a known bad batch would not be rolled back.
     hook = slimguard.NanLossHook(model.loss, on_nan=[Skip(2), Rollback(2)])
     with pytest.raises(slimguard.NanLossError):
         train(train_op, folder, hooks=[hook], capture=False)
@@ -78,7 +78,7 @@ def test_a_ladder_skips_then_rolls_back_then_raises(folder):
 
 @pytest.mark.full
 def test_weights_that_are_lost_come_back(folder):
-    """Something without a gate made them NaN: skipping is no use, and no policy skips."""
+    """A write without a gate made them NaN. Skipping batches would not help, so no policy skips."""
     model, train_op = build()
     poison = model.weights.assign(model.weights * np.nan).op
     steps = []
@@ -109,7 +109,7 @@ def test_weights_that_are_lost_are_not_skipped_for_ever(folder):
     with pytest.raises(slimguard.NanLossError) as caught:
         train(train_op, folder, train_step_fn=train_step_fn, on_nan=Skip(10))
     assert caught.value.incident.state_lost
-    assert slimguard.latest_finite_checkpoint(str(folder)) is None  # what is lost is not saved
+    assert slimguard.latest_finite_checkpoint(str(folder)) is None  # bad weights are not saved
 
 
 @pytest.mark.full
@@ -199,7 +199,7 @@ def error_of(folder, **kwargs):
 
 def test_after_rollbacks_of_an_unknown_cause_the_error_says_what_helps_in_an_explosion(folder):
     model, train_op = build(bad=lambda draw: draw > 1)
-    # Without a diagnosis nobody knows that it was the data.
+    # Without a diagnosis, the advice cannot blame the data.
     said = str(error_of(folder, train_op=train_op, on_nan=Rollback(1), capture=False))
     assert "(on_nan='rollback:3x0.1', or --on_nan=rollback:3x0.1)" in said
     assert 'clip_gradient_norm' in said and 'smaller factor' not in said
@@ -245,7 +245,7 @@ class TestWhatARollbackLeaves:
         return Rollback(on_rollback=note)
 
     def expect_saved(self, logdir, found):
-        """The state that was gone back to has been published, in place of the newer one."""
+        """The restored state is the newest checkpoint, in place of one of a later step."""
         saved = str(logdir / 'model.ckpt-11')
         assert found == [('a snapshot of global step 11', saved)]
         assert self.listed[-2:] == [str(logdir / 'model.ckpt-24'), saved]
@@ -369,7 +369,7 @@ def test_what_a_script_has_restored_of_another_model_is_not_gone_back_to(tmp_pat
 
 
 class TestWhatARollbackDrawsNext:
-    """Of batches that are numbered, the fifth is bad, the first time that it comes."""
+    """The batches are numbered, and batch 5 is bad the first time that it is drawn."""
 
     def drawn_by(self, number, logdir):
         """The numbers of the batches that were drawn."""

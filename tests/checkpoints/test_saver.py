@@ -1,4 +1,4 @@
-"""FiniteSaver: what is not finite never becomes the newest checkpoint."""
+"""FiniteSaver: a checkpoint that is not finite never becomes the newest."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ REF_OR_RESOURCE = pytest.mark.parametrize('use_resource', [False, True])
 
 
 class Weights:
-    """One variable, that can be set to anything."""
+    """A variable that a test can set to any value."""
 
     def __init__(self, use_resource=False, dtype=tf.float32, size=3):
         self.step = tf1.train.get_or_create_global_step()
@@ -73,7 +73,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
     assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
     (record,) = records_in(str(folder))
     assert record['tensors'] == ['w'] and record['step'] == 2
-    assert os.listdir(os.curdir) == around  # where a save op writes that nobody feeds a path
+    assert os.listdir(os.curdir) == around  # a save op without a fed path would write here
 
 
 def _told_at_a_refusal(saver, session, folder):
@@ -101,7 +101,7 @@ def test_the_newest_is_named_also_by_a_saver_that_lists_none(folder):
 @REF_OR_RESOURCE
 @pytest.mark.parametrize('settings', [{}, {'sharded': True}])
 def test_what_no_gate_keeps_finite_is_named_as_such(folder, settings, use_resource):
-    """As `best_loss = tf.Variable(np.inf)`, or a running mean that a run of its own updates."""
+    """Such as `best_loss = tf.Variable(np.inf)`, or a running mean that a separate run updates."""
     tf1.get_variable_scope().set_use_resource(use_resource)
     model = Linear()
     with tf1.variable_scope('averaged'):
@@ -124,7 +124,7 @@ def test_what_no_gate_keeps_finite_is_named_as_such(folder, settings, use_resour
 
         session.run(best.assign(1.0))
         assert saver.save(session, str(folder / 'm'), 2) is not None
-        # What a gate writes, behind the loss too, and what a restore or a script has made bad.
+        # Variables that a gate writes, also after the loss. A restore or a script made them bad.
         written = [v for v in tf1.global_variables() if v.dtype.base_dtype.is_floating]
         session.run([v.assign(v + np.nan) for v in written if v is not best])
         assert saver.save(session, str(folder / 'm'), 3) is None
@@ -160,7 +160,7 @@ def test_a_saver_that_exists_is_wrapped_with_its_settings_and_its_list(folder):
     assert not (folder / 'm-00000001.index').exists()
     saver.recover_last_checkpoints(inner.last_checkpoints[:1])
     assert len(inner.last_checkpoints) == 1
-    with tf.Graph().as_default():  # the graph it writes is one that stock TensorFlow imports
+    with tf.Graph().as_default():  # stock TensorFlow can import the graph that it wrote
         restored = tf1.train.import_meta_graph(str(folder / 'm-00000003.meta'))
         with tf1.Session() as session:
             restored.restore(session, str(folder / 'm-00000003'))
@@ -180,7 +180,7 @@ def test_it_takes_no_settings_beside_a_saver_and_adds_no_ops_to_the_graph(graph,
 
 
 def test_what_cannot_be_read_back_is_refused(folder, monkeypatch):
-    """As where another process writes the files, to a disk that is not seen from here."""
+    """As if another process wrote the files to a disk of its own."""
     Weights()
     saver = slimguard.FiniteSaver()
 
@@ -201,7 +201,7 @@ def test_what_cannot_be_read_back_is_refused(folder, monkeypatch):
 @pytest.mark.full
 @REF_OR_RESOURCE
 def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
-    """Another thread writes a NaN at any moment, and it stays: as an optimizer without a gate."""
+    """Another thread writes a NaN at any moment, as an optimizer without a gate does."""
     weights = Weights(use_resource, size=2000000)
     saver = slimguard.FiniteSaver(max_to_keep=None)
     with tf1.Session() as session:
@@ -219,7 +219,7 @@ def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
 
 @pytest.mark.full
 def test_what_the_gate_takes_back_is_not_published_meanwhile(folder):
-    """A forward pass writes a NaN, which is put back: the saver's thread may come in between."""
+    """The forward pass writes a NaN, and the gate undoes it; a save may come in between."""
     bad = tf1.placeholder_with_default(np.float32(np.nan), [])
     x = tf.fill([4, 200000], bad)
     net = slim.batch_norm(x, updates_collections=None, is_training=True, scope='bn')
@@ -250,7 +250,7 @@ def test_what_the_gate_takes_back_is_not_published_meanwhile(folder):
 
 
 def poison(weights):
-    """A train op without a gate, that makes the weights NaN in its third step."""
+    """A train op without a gate, which makes the weights NaN in its third step."""
     step = weights.step.assign_add(1)
     value = tf.where(step >= 3, tf.constant(np.nan), tf.constant(1.0))
     return weights.w.assign(tf.fill([3], value)).op
@@ -277,7 +277,7 @@ def test_it_is_the_saver_of_a_monitored_session(folder, how):
 
 
 class TestFullDisk:
-    """A limit on the size of a file stands in for the disk: writing fails in the same place."""
+    """A limit on the size of files stands in for a full disk: writing fails in the same place."""
 
     @pytest.fixture
     def full(self):
@@ -326,7 +326,7 @@ class TestFullDisk:
 
 
 class TestSavingAStepAgain:
-    """As after each restart: two files are replaced, and a kill may come between."""
+    """As after a restart. A save replaces two files, and a kill may come between."""
 
     class Dies(SessionWrapper):
         """A session in which the process dies when the first of the two files is replaced."""
@@ -401,7 +401,7 @@ class TestSavingAStepAgain:
 
 
 def test_a_save_that_fails_leaves_what_was_there_and_nothing_new(folder):
-    """Whether the failing session has written nothing, or all, as a server that dies then."""
+    """The session fails before it has written anything, or after it has written all files."""
 
     class Fails(SessionWrapper):
         writes = False

@@ -1,4 +1,4 @@
-"""States to go back to: when they are taken, how many are kept, and which of them is trusted."""
+"""Snapshots for rollbacks: when they are taken, how many are kept, and which of them is trusted."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ class Training:
             self.snapshots.step_was_good(self.session, loss)
 
     def go_back(self):
-        """The step gone back to."""
+        """Restores the newest trusted snapshot; returns its step."""
         snapshot = self.snapshots.trusted()
         self.snapshots.restore(self.session, snapshot)
         assert snapshot.name == 'a snapshot of global step %d' % self.now()
@@ -50,7 +50,7 @@ class Training:
         return step
 
     def kept(self):
-        """The steps of those that are kept, the oldest first."""
+        """The steps of the kept snapshots, the oldest first."""
         return [int(each.values['w']) for each in reversed(self.snapshots.kept)]
 
 
@@ -75,7 +75,7 @@ def test_a_variable_that_no_collection_lists_is_in_it():
 
 
 def steps_until(last, size=0):
-    """The good steps at which states of a size are kept, up to a step."""
+    """The good steps up to `last` at which snapshots of `size` bytes are taken."""
     steps = [1]
     while steps[-1] <= last:
         steps.append(steps[-1] + steps_to_next(steps[-1], size))
@@ -112,7 +112,7 @@ class TestWhen:
             assert ages[0] <= interval and ages == sorted(ages)
             if good > 50:
                 assert len(ages) == most and ages[1] <= 2 * interval
-            if good > 100 and most > 2:  # the last is old, and not as old as the training
+            if good > 100 and most > 2:  # the oldest is old, but not as old as the training
                 assert 1.5 * interval <= ages[-1] <= good * (1 - 1 / most)
 
     def test_none_are_taken_where_none_are_wanted(self):
@@ -138,7 +138,7 @@ class TestTrust:
         assert training.snapshots.is_soon
         assert training.go_back() == 31
         training.train(2 * PROBATION - 1)
-        assert training.snapshots.trusted() is None  # there is none that is older
+        assert training.snapshots.trusted() is None  # there is no older one
         training.train(1)
         assert not training.snapshots.is_soon
         assert training.go_back() == 31
@@ -188,12 +188,12 @@ class TestRuin:
         training = Training()
         training.train(40, loss=2.0)
         training.train(1, loss=201.0)
-        assert training.snapshots.ruin() == ''  # the median of three
-        # Where the training ends, nobody will see whether the next losses are as large.
+        assert training.snapshots.ruin() == ''  # the median of the last three is low
+        # At the end of a training one loss decides, since no next losses will show more.
         last = ': the loss of the last applied step is 201; the largest'
         losses = training.snapshots.losses
         assert losses.ruin(is_last=True).startswith(last)
-        # The weights after that step gave a loss as usual, so a batch made it large.
+        # The refused step had a usual loss with these weights, so a batch made the last one large.
         assert losses.ruin(is_last=True, refused=2.5) == ''
         assert ': the loss of the refused step is 250; ' in losses.ruin(is_last=True, refused=-250)
         training.train(1, loss=201.0)
@@ -201,7 +201,7 @@ class TestRuin:
             'the weights are taken for ruined: the median loss of the last 3 applied steps is 201'
         )
         assert training.snapshots.ruin() == ruin + '; the largest median of 10 before was 2'
-        training.train(40, loss=-201.0)  # snapshots of this do not hide it
+        training.train(40, loss=-201.0)  # more such losses do not become the usual ones
         assert training.snapshots.ruin().endswith('was 2')
         assert training.go_back() <= 41
         training.train(3, loss=2.0)
@@ -260,7 +260,7 @@ def test_what_is_shared_at_the_start_is_restored_apart():
 
 def test_a_variable_that_is_not_initialized_is_left_out():
     snapshots = Snapshots(2)
-    there = tf1.get_variable('there', initializer=1.0)  # as a hook makes one when it begins
+    there = tf1.get_variable('there', initializer=1.0)  # a hook may make one when it begins
     tf1.get_variable('missing', initializer=1.0)
     with tf1.Session() as session:
         session.run(there.initializer)

@@ -1,4 +1,4 @@
-"""TensorFlow's state file: what it says, what is written, and what becomes of a damaged one."""
+"""TensorFlow's state file: how it is read and written, and how a damaged one is mended."""
 
 import os
 import random
@@ -34,7 +34,7 @@ def test_what_is_written_is_relative_and_can_be_moved(logdir):
 def test_what_tensorflow_would_read_otherwise_is_not_written(logdir):
     before = (logdir / 'checkpoint').read_bytes()
     with pytest.raises(state_file.StateFileError, match='is left as it was'):
-        state_file.write(str(logdir), ['model.ckpt-1'])  # relative to nobody knows what
+        state_file.write(str(logdir), ['model.ckpt-1'])  # a relative path
     assert (logdir / 'checkpoint').read_bytes() == before
     assert not [name for name in os.listdir(str(logdir)) if 'making' in name]
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_in_another_folder_stays_there_and_is_said(logdir, tmp_path
 
 def test_a_damaged_one_is_put_aside_where_there_is_nothing_to_resume_from(tmp_path):
     (tmp_path / 'checkpoint').write_text('model_checkpoint_path: ""')
-    with pytest.raises(ValueError):  # which is how a restart would end
+    with pytest.raises(ValueError):  # a restart would end with this error
         tf1.train.latest_checkpoint(str(tmp_path))
     repaired = repair(tmp_path)
     assert repaired.is_lost
@@ -59,7 +59,7 @@ def test_a_damaged_one_is_put_aside_where_there_is_nothing_to_resume_from(tmp_pa
 
 
 def mutate(content, choose):
-    """`content` with a few bytes changed, cut out, doubled, or replaced by what means something."""
+    """`content` with a few bytes changed, removed, doubled, or replaced by special characters."""
     content = bytearray(content)
     for _ in range(choose.randint(1, 4)):
         start = choose.randrange(len(content) + 1)

@@ -1,4 +1,4 @@
-"""Whose turn it is, where threads that save leave a step no time of their own accord."""
+"""Steps get their turn even beside a thread that saves without a pause."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ STEPS = 20
 
 
 class Saver(threading.Thread):
-    """Saves again as soon as it has saved, as a Supervisor's thread does that is behind."""
+    """A thread that saves without a pause, as a Supervisor's thread does when it is late."""
 
     def __init__(self, turn, most=500):
         super().__init__(daemon=True)
@@ -27,11 +27,11 @@ class Saver(threading.Thread):
                 self.saves += 1
 
     def beside(self):
-        """What it does besides."""
+        """Called within each save; a subclass does more there."""
 
 
 def steps_beside(saver, turn):
-    """How often it saved until the steps were done."""
+    """Runs `STEPS` steps beside a saver; returns how often it saved meanwhile."""
     step = turn.stepping(lambda: None)
     saver.start()
     saver.has_begun.wait()

@@ -19,7 +19,7 @@ from tests.helpers.command import run
 
 
 def document(capsys):
-    """What was printed, read as the strictest parser does."""
+    """The printed JSON, read by a parser that refuses NaN and Infinity."""
     out, err = capsys.readouterr()
     assert not err
     read = json.loads(out, parse_constant=lambda name: pytest.fail(name))
@@ -233,7 +233,7 @@ def bare_python(tmp_path_factory):
     """A Python in which nothing is installed: no TensorFlow, no tf-slim, no numpy."""
     folder = tmp_path_factory.mktemp('bare')
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(folder)], check=True)
-    # Where slimguard is installed, all else is beside it.
+    # A folder with slimguard alone: beside an installed slimguard are all other packages.
     (folder / 'slimguard_alone').mkdir()
     ours = pathlib.Path(slimguard.__file__).parent
     (folder / 'slimguard_alone' / 'slimguard').symlink_to(ours)
@@ -241,7 +241,7 @@ def bare_python(tmp_path_factory):
 
 
 def bare_environment(bare_python):
-    """For a process of `bare_python`: with our slimguard, and nothing else."""
+    """The environment for a process of `bare_python`: it finds our slimguard, and nothing else."""
     alone = pathlib.Path(bare_python).parent.parent / 'slimguard_alone'
     return dict(environment(), PYTHONPATH=str(alone))
 
@@ -359,7 +359,7 @@ def test_a_logdir_that_cannot_be_is_refused_before_the_script_begins(
 
 
 def test_no_option_has_a_hyphen_in_its_declaration():
-    """What is given with one is looked up with an underscore."""
+    """The command line replaces hyphens by underscores before it looks an option up."""
     from slimguard.command import parser
 
     made = parser.make('1')
@@ -375,12 +375,12 @@ def test_no_option_has_a_hyphen_in_its_declaration():
 def test_doctor_of_a_tensorflow_that_cannot_be_imported_says_how_to_mend_it(
     version, besides, tmp_path
 ):
-    """As one with another numpy or protobuf cannot."""
+    """Such as a TensorFlow beside a numpy or protobuf that does not fit."""
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
         'raise TypeError("Descriptors cannot be created directly")'
     )
-    info = tmp_path / ('tensorflow-%s.dist-info' % version)  # what pip knows of it
+    info = tmp_path / ('tensorflow-%s.dist-info' % version)  # the metadata that pip writes
     info.mkdir()
     (info / 'METADATA').write_text(
         'Metadata-Version: 2.1\nName: tensorflow\nVersion: %s\n' % version

@@ -1,4 +1,4 @@
-"""While a training goes on, the search for a cause takes no longer than is said."""
+"""While a training waits for it, the search for a cause takes no longer than the docs say."""
 
 import pytest
 import tensorflow as tf
@@ -15,7 +15,7 @@ CUT = 'the step was not searched for the cause: the training would wait for long
 
 
 class Log:
-    """Has a NaN that is made of finite numbers, by a logarithm, in the batches given."""
+    """A model whose logarithm makes NaN of the finite numbers in the batches given."""
 
     def __init__(self, bad=()):
         self.batches = Batches(bad, value=-1e30)

@@ -165,7 +165,7 @@ def replace(name, make):
 
 
 def member(name, change):
-    """Packs drawn.npz anew; `change` makes another array of the bytes of one."""
+    """Packs drawn.npz again; `change` maps the bytes of one of its arrays to other bytes."""
 
     def damage(path):
         packed = os.path.join(path, 'drawn.npz')
@@ -197,7 +197,7 @@ def pickled(_):
     )
 
 
-# Of what only running the step tells there is none here: the report shows all but these.
+# Damages that reading a bundle finds. The report shows all bundles but those.
 DAMAGES = {
     'truncated npz': cut('drawn.npz', 100),
     'no npz': replace('drawn.npz', lambda path: None),
@@ -223,7 +223,7 @@ DAMAGES = {
     'a FIFO': replace('step.pb', os.mkfifo),
     'a folder': replace('state.npz', os.mkdir),
 }
-# What only running the step tells.
+# Damages that only running the step finds.
 DAMAGES_OF_THE_STEP = {
     'a variable of another dtype': says('step', 'variables', 'w', value='int8'),
     'a flipped bit of the state': flip('state.npz', 130),

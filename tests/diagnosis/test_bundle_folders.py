@@ -1,4 +1,4 @@
-"""Where bundles are: in the order of their incidents, never half there, and on any file system."""
+"""The bundles of a log directory: in the order of their incidents, never half-written, anywhere."""
 
 import json
 import os
@@ -30,11 +30,11 @@ def failed():
         yield zoo.failed('log_of_zero')
 
 
-# The order, and what goes.
+# The order, and which bundles are removed.
 
 
 def put_bundle(logdir, name, **said):
-    """The beginnings of a bundle: as much as the order of bundles is told by."""
+    """Makes a bundle of nothing but incident.json, from which the order of bundles is read."""
     folder = logdir / 'slimguard' / name
     folder.mkdir(parents=True)
     (folder / 'incident.json').write_text(json.dumps(said))
@@ -62,10 +62,10 @@ def test_the_first_of_each_kind_is_the_last_to_go(failed, tmp_path):
     assert bundle.paths(tmp_path) == [first, other, third]
     fourth = write_one('not finite: w')
     assert bundle.paths(tmp_path) == [first, other, fourth]
-    # Where each is the first of its kind, the oldest goes.
+    # If each is the first of its kind, the oldest is removed.
     fifth = write_one('not finite: v')
     assert bundle.paths(tmp_path) == [other, fourth, fifth]
-    # A name that was on record is given to no other.
+    # No bundle gets the name of a removed one.
     paths = (first, other, again, third, fourth, fifth)
     numbers = ['', '-2', '-3', '-4', '-5', '-6']
     assert [os.path.basename(p) for p in paths] == ['incident-1' + n for n in numbers]
@@ -123,7 +123,7 @@ def test_a_relative_folder_and_a_url_of_this_machine_are_paths_of_this_machine(
 def test_a_remote_bundle_is_written_read_and_replayed(failed, ram, capsys):
     made = [write(failed, ram, step=step, max_bundles=2) for step in (1, 1, 7)]
     assert [os.path.basename(path) for path in made] == ['incident-1', 'incident-1-2', 'incident-7']
-    # Of one kind, so the second went.
+    # All are of one kind, so the second was removed.
     assert bundle.paths(ram) == [made[0], made[2]]
     assert not tf.io.gfile.exists(made[1] + '/step.pb')
     it = bundle.read(made[2])

@@ -171,11 +171,11 @@ def test_of_two_inputs_in_a_cond_the_one_taken_is_kept(control_flow):
         written, (used,) = watched.step({which: use_first}, [x])
         values = watched.take()
         assert (values == {}) == written
-    # The last one, after each input was drawn twice.
+    # The last step: each input was drawn in two.
     found = diagnose(BadStep(watched.session, watched.capture, values))
     assert (found.phase, found.non_finite.rows) == ('input', [1])
     np.testing.assert_array_equal(values[found.tensor], used)
-    assert len(values) == 2 + len(watched.capture.gate.limits)  # what was not taken has no value
+    assert len(values) == 2 + len(watched.capture.gate.limits)  # none from the other branch
     assert first.drawn == 2
 
 

@@ -238,7 +238,7 @@ def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
 
 
 def loop_over_tensor_arrays(x, of_row, ends):
-    """A loop that reads x row by row, as an RNN does; what it carries, or what it writes down."""
+    """A loop that reads x row by row, as an RNN does. Returns its last state, or all outputs."""
     rows = tf.TensorArray(tf.float32, 6).unstack(x)
 
     def body(i, total, written):
@@ -343,7 +343,7 @@ def test_the_gradient_that_is_named_is_that_of_the_tensor_that_is_shown():
 @pytest.mark.parametrize('is_bad_data, use_resource', [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize('search', [True, False], ids=['searched', 'glanced at'])
 def test_a_moving_average_that_the_step_reads_again_is_no_input(search, is_bad_data, use_resource):
-    """Its new value is kept as what was drawn is: it is read after a write."""
+    """The capture keeps its new value like a drawn one, since the step reads it after a write."""
     x = tf1.placeholder(tf.float32, [8, 4], name='zz')
     mean = tf1.get_variable('mean', [4], trainable=False, use_resource=use_resource)
     update = mean.assign_sub((mean - tf.reduce_mean(x, 0)) * 0.5)
@@ -354,7 +354,7 @@ def test_a_moving_average_that_the_step_reads_again_is_no_input(search, is_bad_d
     def feed(step):
         value = np.full([8, 4], np.float32(1.0))
         if step == 1:
-            value[5] = np.nan if is_bad_data else 3e38  # of which the sum overflows
+            value[5] = np.nan if is_bad_data else 3e38  # the sum over two such rows overflows
             value[6] = value[5]
         return {x: value}
 

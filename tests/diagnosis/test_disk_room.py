@@ -1,4 +1,4 @@
-"""A nearly full disk: a bundle never costs a checkpoint."""
+"""A nearly full disk: no bundle takes the room that a checkpoint needs."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ class Large:
 
 
 def fill(folder, leave, free_bytes=files.free_bytes):
-    """Leaves so many bytes of a disk free."""
+    """Fills a disk up to the last `leave` bytes."""
     with open(str(folder / 'of somebody else'), 'ab') as file:
         while free_bytes(str(folder)) > leave:
             file.write(b'x' * min(1 << 16, free_bytes(str(folder)) - leave))
@@ -74,7 +74,7 @@ def test_a_bundle_that_fails_all_the_same_costs_neither_training_nor_checkpoint(
     model, left = Large(bad=(1, 2)), []
 
     class Crowded(slimguard.NanLossHook):
-        """Somebody else has filled the disk, and goes after the first bad step."""
+        """Removes the other file that fills the disk, after the first bad step."""
 
         def on_nan_loss(self, run_context, incident):
             left.append(os.listdir(str(disk / 'slimguard')))

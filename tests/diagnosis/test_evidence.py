@@ -1,4 +1,4 @@
-"""After an incident: the cause is found and written down, and nothing of it hides the incident."""
+"""After an incident: the cause is found and written down; errors in that hide no incident."""
 
 import os
 import time
@@ -111,9 +111,9 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
     reasons = ['loss 1 is high', 'loss 2 is high', 'loss 3 is high', 'other', 'third', 'other']
     with LogLines() as lines:
         found = train(str(tmp_path), range(6), steps=6, max_bundles=2, reasons=reasons)
-    # As many kinds as bundles: a training of which each incident is another kind goes on as well.
+    # As many kinds are examined as there may be bundles: a training may have ever new kinds.
     assert [f.depth is Depth.FULL for f in found] == [True, True, False, True, False, False]
-    # The first of a kind stays, and what repeats it goes.
+    # The bundle of the first of a kind stays, and the bundle of a repeat is removed.
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
     (said,) = [line for line in lines if 'as max_bundles=2 allows' in line]
     assert said.startswith('%s has as many bundles ' % (tmp_path / 'slimguard'))
@@ -135,7 +135,7 @@ READING = [np.nan, 0.5, -1.0]
     'is_again, rows',
     [
         (True, [READING, READING, [0.5, np.nan, 3.0], READING]),
-        # Another sample; nothing to tell it from others by; and as bad, in another placeholder.
+        # Other samples; rows that other samples may share; the same row of another placeholder.
         (False, [READING, [np.nan, 0.5, 1.0], [np.nan, -0.5, -1.0]]),
         (False, [[np.nan, 0.5, 0.5], [np.nan, 0.5, 0.5], [np.nan, np.inf, 0.0]]),
         (False, [READING, {'y': READING}]),

@@ -1,4 +1,4 @@
-"""Each sentence about a cause appears where it holds, and not close by, where it does not."""
+"""Each sentence about a cause appears if it is true of the inputs, and not for similar inputs."""
 
 import numpy as np
 import pytest
@@ -68,8 +68,8 @@ def product(x, y):
     return raw.MatMul(a=x, b=y)
 
 
-# What is said; the op; what it is given; what it is given close by, where that must not be said;
-# and the type of op whose gradient it is to be.
+# The sentence; the op; inputs that must give it; similar inputs that must not; and the type of op
+# whose gradient the op computes.
 TABLE = [
     ('log of 0 (1 of 2 values)', unary('Log'), ([0, 1],), ([-1, 1],)),
     ('log of a negative number (1 of 2 values)', unary('Log'), ([-1, 1],), ([0, 1],)),
@@ -166,7 +166,7 @@ def test_the_table_says_what_holds_and_does_not_say_it_close_by():
 
 
 def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
-    # On a GPU; on a CPU it is an error.
+    # As on a GPU; a CPU raises an error.
     logits, nan = np.zeros([2, 3], np.float32), np.array([0, np.nan], np.float32)
     kind = 'SparseSoftmaxCrossEntropyWithLogits'
     bad, good = [
@@ -216,7 +216,7 @@ def an_overflow_in_clip_by_global_norm():
 
 
 def an_exponential(scale):
-    """Of a batch with a row of 400 among rows of 1, each as many times as large as `scale`."""
+    """The exponential of a batch with a row of 400 among rows of 1, all multiplied by `scale`."""
     x, scales = placeholder('x'), placeholder('scales', [])
     loss = tf.reduce_mean(tf.exp(x * scales * weights([4])))
     return fails(loss, {x: ONES, scales: 0.0}, {x: with_(400, 2, 1), scales: scale})
@@ -246,7 +246,7 @@ def a_logarithm_of_1_less_a_sigmoid():
 
 
 def a_logarithm_of_the_probability_of(label, logit, of=tf.nn.softmax):
-    """Of the labelled class, in a batch whose row 2 has that logit and that label."""
+    """The logarithm for the labelled class, in a batch with this logit and label in row 2."""
     x, y = placeholder('x'), placeholder('y')
     probabilities = of(x * weights([4]))
     loss = tf.reduce_mean(-tf.math.log(tf.reduce_sum(y * probabilities, axis=1)))
@@ -415,7 +415,7 @@ def a_number_in_a_text():
 
 
 def a_loop(inner):
-    """One whose result is bad, beside one that only counts."""
+    """A loop whose result is bad, beside a loop that only counts."""
     x, w = placeholder('x'), weights()
 
     def count(i, total):
@@ -461,7 +461,7 @@ def a_root_of_0():
 
 
 def a_log_of_a_batch_turned_round():
-    """Its first axis has the length of the batch, and is another one."""
+    """The first axis is as long as the batch, but is not the batch axis."""
     x = placeholder('x', [6, 6])
     good = np.ones([6, 6], np.float32)
     bad = good - np.eye(6, dtype=np.float32)[2][:, None] * np.eye(6, dtype=np.float32)[5]
@@ -624,7 +624,7 @@ def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_fl
     assert says in str(found) and found.kind == kind
     assert (more[1:] not in (found.in_short or '')) if more[0] == '!' else (more in str(found))
     if make in (a_python_function_of_a_bad_value, a_python_function_of_finite_inputs):
-        # Where nothing is run again, nothing is said of its inputs.
+        # Without a search, nothing is said of its inputs.
         seen = glance(failed.bad_step, 'no time')
         assert 'what it was given was not looked at' in seen.trouble and seen.kind == ''
 

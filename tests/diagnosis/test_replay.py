@@ -167,7 +167,7 @@ def test_a_replay_leaves_the_variables_as_they_were(bundles):
         for name, value in it.values.items()
     }
     with Step(it.exported, it.variables, good) as step:
-        # Even a step that turns out to be good, and is therefore written.
+        # Also after a step that is good this time, and so updates the variables.
         assert not replay.replay(step).came_back
         after = step.session.run({name: read_of(step.graph, name) for name in before})
     assert {name: value.tobytes() for name, value in after.items()} == before
@@ -182,7 +182,7 @@ def read_of(graph, name):
         return tf.raw_ops.ReadVariableOp(resource=variable.outputs[0], dtype=dtype)
 
 
-# What is asked for, and what comes of it.
+# The arguments of the command, and its results.
 
 
 def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, capsys):

@@ -22,7 +22,7 @@ def environment():
 def python(*arguments, **kwargs):
     """Runs Python to its end. Returns the `CompletedProcess`, with its output as text.
 
-    Its environment has the `variables` in addition.
+    The `variables` are added to its environment.
     """
     variables = kwargs.pop('variables', {})
     return subprocess.run(
@@ -124,7 +124,7 @@ class Started:
 
     def _kill(self):
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its children live on, as under slim
+            os.killpg(self.process.pid, signal.SIGKILL)  # its children may outlive it
         except ProcessLookupError:
             pass
 

@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 def messages(session, fetches, feed=None):
-    """Runs a step some times. Returns its last values, and the messages between tasks."""
+    """Runs a step until its trace is whole. Returns its last values, and the messages."""
     options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
     found: Set[Message] = set()
     for _ in range(1000):  # TensorFlow's trace may end before the last message is noted

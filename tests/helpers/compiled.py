@@ -1,4 +1,4 @@
-"""Trainings that XLA compiles, damaged in every place. XLA reads the environment: a program.
+"""A program, since XLA reads the environment: trainings that XLA compiles, damaged in every place.
 
     python -m tests.helpers.compiled [--scope] [--without-grappler] [--good-steps]
 
@@ -41,7 +41,7 @@ def session():
 
 
 def require_compiled(guarded):
-    """Without a cluster in the step, nothing would be tested."""
+    """Fails if XLA compiled nothing of the step: then nothing would be tested."""
     options, found = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
     guarded.sess.run(guarded.train_op, options=options, run_metadata=found)
     require_clusters(found)
@@ -66,7 +66,7 @@ def check_model(optimizer, dtype, use_resource):
 
 
 def check_save(sess):
-    """The first check and the exact check both refuse a variable that is not finite."""
+    """Both checks of a saver, the fast one and the exact one, refuse a non-finite variable."""
     saver = slimguard.FiniteSaver()
     dense = next(v for v in tf1.global_variables() if v.op.name == 'dense')
     largest = dense.dtype.base_dtype.max

@@ -69,7 +69,7 @@ def new_session(**kwargs) -> tf1.Session:
 
 
 def initialize(sess) -> None:
-    """Gives all variables their values, in a run that Grappler leaves as it is."""
+    """Initializes all variables, in a run without Grappler."""
     run_once(sess, [tf1.global_variables_initializer(), tf1.local_variables_initializer()])
 
 
@@ -95,7 +95,7 @@ class Snapshot:
         return [n for n, x in values.items() if not np.isfinite(x.astype(np.float64)).all()]
 
     def _read(self, sess, reads: Dict) -> Dict:
-        """As `sess.run(reads)`, which takes as long to parse its fetches as to run them."""
+        """As `sess.run(reads)`, in half the time: the fetches are parsed only once."""
         if not reads:
             return {}
         key = sess, len(reads)
@@ -107,7 +107,7 @@ class Snapshot:
 class Unguarded:
     """The training of the default graph as it is before anything is guarded.
 
-    It is run in a copy of that graph, which takes a fraction of the time of building it again.
+    It runs in a copy of that graph: to copy it takes a fraction of the time of building it again.
     """
 
     def __init__(self, train_op):
@@ -148,7 +148,7 @@ def as_pair(model):
 
 
 class Guarded:
-    """A guarded train op in a session, and the questions that every test asks."""
+    """A guarded train op in a session, and the assertions that the tests share."""
 
     def __init__(self, model, sess=None, cpus=1, **kwargs):
         train_op, loss = as_pair(model)
@@ -178,7 +178,7 @@ class Guarded:
         assert not names, '%s: changed %s' % (why, names)
 
     def assert_written(self, feed=None) -> None:
-        """A step with `feed` is written, and does something."""
+        """A step with `feed` is written, and changes a variable."""
         before = self.snapshot(self.sess)
         assert self.step(feed), 'not written: %s' % (self.finding(),)
         assert changed(before, self.snapshot(self.sess)), 'a finite step changed nothing'
@@ -205,7 +205,7 @@ def check_every_damage(build: Callable, skips=False, **kwargs) -> Guarded:
 
 def _require_held(guarded: Guarded, damage: Damage) -> None:
     assert damage.places
-    # Fed always, so that the session prepares one kind of step and not one for each place.
+    # Each step feeds all placeholders, so that the session prepares the graph only once.
     healthy = {placeholder: 0.0 for placeholder in damage.places.values()}
     guarded.assert_written(healthy)
     for place, placeholder in damage.places.items():
@@ -218,8 +218,8 @@ def _require_held(guarded: Guarded, damage: Damage) -> None:
 
 
 def check_bits_and_damage(build: Callable, steps: int) -> Guarded:
-    """Builds a model once: finite steps, guarded and not, end with the same bits; bad ones, see
-    `check_every_damage`.
+    """Builds a model once. Guarded finite steps give the same bits as unguarded ones, and bad steps
+    are held as in `check_every_damage`.
     """
     damage = Damage()
     train_op, loss = as_pair(build(damage))

@@ -1,6 +1,7 @@
 """Whether a graph that is pinned to GPUs could start, on a machine that has none.
 
-`tests/data/gpu_kernels` has what each TensorFlow registers for GPUs, and how that was written down.
+`tests/data/gpu_kernels` has the GPU kernels that each TensorFlow registers, and the program that
+listed them.
 """
 
 import functools
@@ -15,8 +16,8 @@ tf1 = tf.compat.v1
 
 _TABLES = pathlib.Path(__file__).resolve().parents[1] / 'data' / 'gpu_kernels'
 _VERSION = '1.15.5' if tf.__version__.startswith('1.') else '2.21.0'
-# Ops that may be on another device than their variable: they ask whether it is there, or hand it to
-# a function.
+# Ops that may be on another device than their variable: they ask whether it is initialized, or hand
+# it to a function.
 _ANYWHERE = frozenset(
     'VarIsInitializedOp IsVariableInitialized While StatelessWhile If StatelessIf Case '
     'PartitionedCall StatefulPartitionedCall'.split()
@@ -84,7 +85,7 @@ class Places:
             self.together.setdefault(self._first(op), []).append(op)
 
     def of(self, op: tf.Operation) -> tf1.DeviceSpec:
-        """The device that `op`, and the ops that go where it goes, ask for."""
+        """The device that `op`, and the ops colocated with it, ask for."""
         found = tf1.DeviceSpec()
         for each in self.with_it(op):
             takes = any(t.dtype == tf.resource for t in each.inputs)
@@ -97,7 +98,7 @@ class Places:
         return found
 
     def with_it(self, op: tf.Operation) -> List[tf.Operation]:
-        """The ops that go where `op` goes, itself among them."""
+        """The ops that are colocated with `op`, itself among them."""
         return self.together[self._first(op)]
 
     def _first(self, op):
@@ -123,8 +124,8 @@ def pinned(build: Callable[[], Any], gpu: str = '/device:GPU:0', cpu: str = '/de
     Ops that `build` itself puts on a device stay there.
 
     Args:
-      build: called twice, in two graphs. The first graph shows which ops can be on a GPU, with all
-        that have to be where they are.
+      build: called twice, in two graphs. The first graph shows which ops can be on a GPU together
+        with all ops that are colocated with them.
       gpu, cpu: devices.
     """
     with tf.Graph().as_default() as graph:

@@ -55,7 +55,7 @@ class Fed:
             return tf.multiply(x - mean.read_value(), 2.0, name='z')
 
     def _trained(self):
-        """The output of a layer that is trained as well, so that a step draws its input anyway."""
+        """The output of a trained layer, whose gradient needs its own input despite the feed."""
         self.drawn = tf.random.normal([2, 3], seed=3)
         before = tf1.get_variable('before', [3, 3], initializer=tf1.ones_initializer())
         return tf.nn.relu(tf.matmul(self.drawn, before), name='z')

@@ -42,10 +42,10 @@ from tests.helpers.template import Forked
 
 tf1 = tf.compat.v1
 
-# Below the ports that systems give to connections (from 32768 on), so that the port of a role which
-# was killed is free when it is started again.
+# Below the ports that systems give to connections (from 32768 on). So no connection takes the port
+# of a killed role before the role is started again.
 _PORTS = range(10000, 32000)
-# How long a role may take, in seconds: so that no test waits for ever, on however busy a machine.
+# How long a role may take, in seconds: enough on a busy machine, and no test waits for ever.
 _PATIENCE = 300
 _ROLE = """import sys
 sys.path.append(%r)
@@ -113,8 +113,8 @@ class Role:
     def config(self):
         """The config of its sessions: they reach the parameter servers and this role only.
 
-        Without it a session waits for all workers to start, and on TensorFlow 1.15 its `close`
-        never returns once one of them is gone.
+        With the default config, a session waits for all workers to start, and on TensorFlow 1.15
+        its `close` never returns once one of them is gone.
         """
         mine = '/job:%s/task:%d' % (self.job, self.task)
         return tf1.ConfigProto(device_filters=['/job:ps', mine])
@@ -164,7 +164,7 @@ class Role:
         self._pipe.send(('said', value))
 
     def post(self, name):
-        """Lets the roles of this job go on that wait for `name`, now or later."""
+        """Posts `name`: the roles of this job that wait for it, now or later, go on."""
         pathlib.Path(self._folder, 'posted ' + name).touch()
 
     def wait_for(self, name):
@@ -243,7 +243,7 @@ class Job:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self, job, task, function=None, *args):
-        """Starts a role, also again, on its old port; with its own function if one is given."""
+        """Starts a role, or restarts it on its old port; a `function` replaces its usual one."""
         self.kill(job, task)
         if function is None:
             function, args = (serve, ()) if job == 'ps' else (self._function, self._args)
@@ -286,7 +286,8 @@ class Job:
         """Waits for the end of a role. Returns how it :class:`Ended`.
 
         Raises:
-          TimeoutError: if it still runs then; the message says where each of its threads stood.
+          TimeoutError: if it still runs after `timeout` seconds; the message says where each of its
+            threads stood.
         """
         end = time.time() + timeout
         while (job, task) not in self._ended:
@@ -310,7 +311,7 @@ class Job:
         pathlib.Path(self._folder, 'posted ' + name).touch()
 
     def log(self, job, task):
-        """What a role has written to stdout and stderr, over all its lives."""
+        """The stdout and stderr of a role, of all its processes."""
         log = pathlib.Path(_log_of(self._folder, job, task))
         return log.read_text(errors='replace') if log.exists() else ''
 
@@ -361,7 +362,7 @@ def free_ports(number):
 
 
 def live(folder, job, task):
-    """The life of a role, in its own process."""
+    """Runs a role in its own process, from its start to its end."""
     task = int(task)
     pipe = connection.Connection(os.dup(1), readable=False)
     for fd in (1, 2):

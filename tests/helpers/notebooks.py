@@ -54,7 +54,7 @@ class Kernel:
                 interrupt_at = None
                 self._manager.interrupt_kernel()
 
-        # Else a cell soon after an error is not run: a notebook may have sent it before the error.
+        # With stop_on_error, the kernel would not run a cell that arrives soon after an error.
         self._client.execute_interactive(
             code, timeout=_SECONDS, output_hook=show, stop_on_error=False
         )

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def in_a_fork(function, *arguments):
-    """Starts `function` in a process of its own. Returns its number, and a pipe with its output."""
+    """Starts `function` in a process of its own. Returns its id, and a pipe of its output."""
     receiver, sender = os.pipe()
     number = os.fork()
     if number == 0:

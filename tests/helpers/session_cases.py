@@ -1,4 +1,4 @@
-"""Fetches and feeds of a script, and the session's answers, for steps that prepared runs make."""
+"""Fetches and feeds of scripts, and a plain session's answers, to compare prepared runs with."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Finds the snippets of the docs, and runs them as a reader who has pasted them.
+"""Finds the snippets of the docs, and runs them as a reader would who pastes them.
 
 As a program, ``snippets.py PAGE`` runs the Python of a page: each snippet in a graph of its own,
 and in a folder of its own below the working directory. The names in the docs are those of a small
@@ -82,8 +82,8 @@ if __name__ == '__main__':
     main()
 """
 
-# Scripts that know nothing of slimguard. The one for TensorFlow 1 has no bad batch, since it runs
-# under the default policy.
+# Scripts that do not import slimguard. The one for TensorFlow 1 has no bad batch: it runs under the
+# default policy, which would end it.
 SCRIPT = _SCRIPT % 'tensorflow.compat.v1 as tf; tf.disable_v2_behavior()'
 SCRIPT_OF_TF1 = (_SCRIPT % 'tensorflow as tf').replace('np.nan if step == 4', '2.0 if step == 4')
 
@@ -135,7 +135,7 @@ def _run_page(page):
         tf.reset_default_graph()
         os.chdir(tempfile.mkdtemp(dir=folder))
         pathlib.Path('train_mobilenet.py').write_text(SCRIPT)
-        # Its lines are those of the page, in a traceback.
+        # The empty lines give each line the number that it has on the page, for tracebacks.
         code = compile('\n' * (snippet.line - 1) + snippet.text, str(page), 'exec')
         exec(code, names_of_docs())
 

@@ -7,7 +7,7 @@ from tests.helpers.gate_models import Damage
 
 tf1 = tf.compat.v1
 
-# The place of damage to the gradient of its weights, as for `Damage`.
+# The name of the place at which `Damage` damages the gradient of the weights.
 BAD = 'gradient'
 
 
@@ -16,7 +16,8 @@ class Synchronous:
 
     def __init__(self, optimizer, resource=True, replicas=1, device=None):
         self.damage = Damage()
-        # TensorFlow 2 initializes the average of a ref variable before the variable, now and then.
+        # No averages of ref variables on TensorFlow 2: now and then it initializes the average
+        # before the variable.
         self.averages = resource or tf.__version__.startswith('1.')
         with tf1.variable_scope('', use_resource=resource), tf1.device(device):
             self.step = tf1.train.get_or_create_global_step()
@@ -33,7 +34,7 @@ class Synchronous:
                 variable_averages=average,
                 variables_to_average=[w, table] if self.averages else None,
             )
-            # With none, each step is an update.
+            # The number of tokens at the start. Without any, each step is an update.
             self.start_with = replicas - 1
             self.train_op = self.optimizer.minimize(self.loss, global_step=self.step)
 

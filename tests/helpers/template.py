@@ -23,7 +23,7 @@ import types
 from multiprocessing import connection, process, reduction
 
 _PR_SET_PDEATHSIG = 1
-_ENCODING, _UNBUFFERED = 'PYTHONIOENCODING', 'PYTHONUNBUFFERED'  # of streams, which programs share
+_ENCODING, _UNBUFFERED = 'PYTHONIOENCODING', 'PYTHONUNBUFFERED'
 _servers = {}  # by the module that they import
 
 
@@ -32,7 +32,7 @@ class Forked(subprocess.Popen):
 
     Takes a Popen's `stdin`, `stdout`, `stderr`, `env`, `cwd`, `text` and `start_new_session`.
     The program finds the module `finds` imported, with all that this module imports. These modules
-    have read their environment variables in the server.
+    have seen the environment of the server, not that of the program.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Forked(subprocess.Popen):
         super().__init__(list(map(str, arguments)), env=env, **kwargs)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
-        """Popen forks and executes here. The first of the `others` are the same in all Pythons."""
+        """Popen forks here; this asks the server to. `others` begins alike in all Pythons."""
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = others[3:9]
         theirs = [p2cread, c2pwrite, errwrite]
         fds = [number if theirs[number] == -1 else theirs[number] for number in range(3)]
@@ -113,8 +113,8 @@ class _Server:
 
 
 def _serve(pipe):
-    """Forks a program for each request. In each program it returns, with the arguments."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # of the processes that wait for a program
+    """Forks a program for each request. It returns only in the programs, with their arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps the processes that wait for a program
     while True:
         try:
             arguments, env, folder, new_session = pipe.recv()
@@ -153,7 +153,7 @@ def _become(fds, env, folder, new_session):
             os.dup2(fd, number)
         os.close(fd)
     os.chdir(folder)
-    process.ORIGINAL_DIR = folder  # from where a spawned child finds the script
+    process.ORIGINAL_DIR = folder  # a spawned child looks for the script here
     os.environ.clear()
     os.environ.update(env)
     if env.get(_ENCODING):
@@ -188,7 +188,7 @@ def _run(arguments):
 if __name__ == '__main__':
     _path = list(sys.path)
     importlib.import_module(sys.argv[2])
-    sys.path[:] = _path  # setuptools, that old TensorFlow imports, adds a folder of its own
+    sys.path[:] = _path  # without the folder that setuptools adds, which old TensorFlow imports
     gc.collect()
     gc.freeze()  # so that programs do not copy what they never change
     _run(_serve(connection.Connection(int(sys.argv[1]))))

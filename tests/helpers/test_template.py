@@ -31,7 +31,7 @@ def test_a_script_a_module_and_a_command_run_as_plain_python_runs_them(tmp_path)
 
 
 @pytest.mark.full
-# But for "its world": of `__main__` only what programs use is there.
+# Without "its world": the `__main__` of a forked program has fewer names.
 @pytest.mark.parametrize('script', sorted(set(SCRIPTS) - {'its world'}))
 def test_each_script_ends_as_plain_python_ends_it(tmp_path, script):
     write_scripts(tmp_path, SCRIPTS[script])

@@ -52,7 +52,7 @@ def animal(**kwargs):
 
 
 def batches(make, bad_step: int = 1) -> tf.Tensor:
-    """A float32 batch [ROWS, 4] from an iterator; `make` damages the one of `bad_step`."""
+    """A float32 batch [ROWS, 4] from an iterator; `make` damages the batch of `bad_step`."""
 
     def generate():
         for step in range(10):

@@ -1,4 +1,4 @@
-"""What the last steps show of an explosion, and what they do not."""
+"""Which losses and norms of the last steps count as an explosion, and which do not."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.report.test_last_steps import NAN, history_of
 
 
 def jumped(jump=4.0, after=3, loss=50.0, before=100, back=0):
-    """A training whose learning rate jumps after some steps, and whose loss follows two times."""
+    """A history whose rate jumps at step `before`; `after` steps later two losses are large."""
     count = before + after + 2 + back
     rates, losses = np.full(count, 0.02), np.linspace(2, 1, count)
     rates[before:], losses[before + after : before + after + 2] = jump, loss
@@ -38,7 +38,7 @@ USUAL = np.random.RandomState(0).lognormal(0, 0.3, 100).tolist()
 
 
 def grown(losses, norms=1.0, **kwargs):
-    """What is said of losses; the last of them is that of the bad step."""
+    """The sentence on these losses; the last one is the bad step's."""
     good = np.append(np.ones(len(losses) - 1), 0)
     return explosion_in(
         history_of(np.ones([len(losses), 1]) * norms, loss=losses, good=good, **kwargs)
@@ -58,7 +58,7 @@ def grown(losses, norms=1.0, **kwargs):
             [1.5, 1e2, 1e7, 1e20, 1e35, NAN],
             'the loss went from 1.5 at step 0 to 1e+35 at step 4',
         ),
-        # In one step: it was low until then.
+        # It explodes in one step.
         ([*USUAL, 3.0, 1e17, NAN], 'the loss went from 3 at step 100 to 1e+17 at step 101'),
         ([-1.0, -1e9, NAN], 'the loss went from -1 at step 0 to -1e+09 at step 1'),
     ],
@@ -71,9 +71,9 @@ def test_what_grew_far_beyond_all_that_was_usual_is_told(losses, said):
     'losses',
     [
         [*USUAL, 1.0, 1e17],  # only the bad step's own loss: its batch may be at fault
-        [*USUAL, 1e4, 1e4, 1.0, NAN],  # it has come back
+        [*USUAL, 1e4, 1e4, 1.0, NAN],  # it has become low again
         [*USUAL, 10.0, 50.0, NAN],
-        [1e-3, 0.5, NAN],  # a beginning
+        [1e-3, 0.5, NAN],  # the first steps of a training
         [*np.linspace(1e4, 1e-4, 99), NAN],
         [*np.tile([1e-6, 1e-6, 1e-6, 1e-2], 25), NAN],  # near 0, with some hard batches
         [NAN],
@@ -95,7 +95,7 @@ def test_the_norm_of_the_gradients_grows_alike_and_a_return_ends_what_was_before
 
 
 def test_the_global_step_of_a_step_is_that_at_which_it_began():
-    """One that was held began at the number that it left, and so did one that only added up."""
+    """A held step, or one that only accumulates gradients, leaves the global step as it is."""
     norms = np.ones([6, 1])
     written = dict(step=[1, 2, 2, 3, 3, 4], good=[1, 1, 0, 1, 1, 1])
     assert history_of(norms, **written)['step'] == [0, 1, 2, 2, 3, 3]

@@ -76,7 +76,7 @@ def test_what_is_handled_grows_by_new_incidents(tmp_path):
     handled.refresh(error)
     assert first.action is None
     assert error.incident is handled.incident and 'replay %s' % tmp_path in str(error)
-    handled.add_version(first)  # an old one brings nothing back
+    handled.add_version(first)  # an older version of the incident changes nothing
     assert handled.incident.action == 'raise'
 
 
@@ -94,7 +94,7 @@ def test_the_policys_callable_sees_the_incident_before_and_the_list_has_it_after
     seen = []
 
     def choose(found):
-        assert hook.incidents[-1] is found  # it is listed already
+        assert hook.incidents[-1] is found  # in the list before the policy decides
         seen.append(found)
         return 'skip'
 

@@ -62,7 +62,7 @@ def test_what_was_not_examined_is_counted_where_one_cause_has_its_symptom():
     assert (of_log.count, of_log.not_examined, of_log.first) == (3, 2, known[1])
     other = incident(5, seen, diagnosis='in the forward pass: division by 0')
     counts = [(group.count, group.not_examined) for group in grouped([*known, *left_out, other])]
-    assert counts == [(1, 0), (1, 0), (2, 0), (1, 0)]  # of either cause
+    assert counts == [(1, 0), (1, 0), (2, 0), (1, 0)]  # two causes share the symptom
 
 
 def test_numbers_do_not_tell_reasons_apart_and_names_do():

@@ -26,7 +26,7 @@ def incident(step=4, action='skip', loss=float('nan'), reason='not finite: loss'
 
 
 def strictly(line):
-    """JSON without the NaN that other readers than Python's refuse."""
+    """Reads a line of JSON; NaN and Infinity, which only Python's reader accepts, are errors."""
     return json.loads(line, parse_constant=lambda name: pytest.fail('%s in %s' % (name, line)))
 
 
@@ -125,7 +125,7 @@ def steps(logdir):
 
 @contextlib.contextmanager
 def a_disk_with_room_for(size):
-    """No file of this process gets longer: writes are short first, and then fail."""
+    """Limits this process's files to `size` bytes: a write is cut short, and later ones fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -143,7 +143,7 @@ class TestCutShort:
             with a_disk_with_room_for(os.path.getsize(path) + 100):
                 for step in (300, 301, 302):
                     file.append(incident(step))
-            assert os.path.getsize(path) % 100  # half a line is there
+            assert os.path.getsize(path) % 100  # a line was cut short
             file.append(incident(303))
             file.close()
         assert steps(str(tmp_path)) == [*range(300), 303]
@@ -152,7 +152,7 @@ class TestCutShort:
         assert lines[1].startswith('3 incidents are missing in ') and len(lines) == 2
 
     def test_workers_share_it(self, tmp_path):
-        # Threads, each with a file of its own: the operating system sees no difference.
+        # Threads that each open the file stand for processes: the system treats both alike.
         workers = [
             threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
         ]
@@ -330,7 +330,7 @@ class TestLog:
         with LogLines() as lines:
             for _ in range(10):
                 record.record(incident())
-            for number in range(4):  # the first is held back
+            for number in range(4):  # the log leaves out the first of these
                 now[0] = 20.0 * number
                 record.record(incident(), cause='log of 0')
         told = [line for line in lines if 'log of 0' in line]

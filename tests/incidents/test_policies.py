@@ -1,4 +1,4 @@
-"""Policies and chains of them: no TensorFlow graph is needed to read or to test them."""
+"""Policies and chains of them, tested without a TensorFlow graph."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def decisions(on_nan, events, otherwise=RAISE):
 @pytest.mark.parametrize(
     'on_nan, events, decided',
     [
-        # A text is a chain, in what a callable returns as well. A rollback renews skip.
+        # A string is a chain, also as the result of a callable. A rollback renews skip.
         ('skip:1, rollback:1, stop', 'xx.xx', 'skip rollback skip stop'),
         (lambda incident: 'skip:1,stop', 'xx', 'skip stop'),
         (['skip:1,rollback:1', Stop()], 'xx.xx', 'skip rollback skip stop'),
@@ -61,7 +61,7 @@ def test_without_a_policy_fail_on_nan_loss_says(on_nan):
 
 
 def after(chain, events):
-    """What a chain decides last; its decisions are obeyed."""
+    """The last decision of a chain, after the earlier ones were carried out."""
     action = None
     for event in events:
         action = None
@@ -82,7 +82,7 @@ def test_skip_has_a_budget_of_its_last_thousand_steps():
     assert after(chain, '.x') == 'stop'
     said = '200 of the 401 steps before were skipped, and max_ratio=0.2 allows no more'
     assert chain.why_not == "; 'skip:5' does not apply, since %s" % said
-    # In 1,000 steps there is a tenth of it, in 400 there was a half.
+    # Of the last 1,000 steps a fifth were skipped; of the 401 steps above, a half.
     assert after(chain, '.' * 600 + 'x') == 'skip' and chain.why_not == ''
     assert after(chain, '.' * 1000 + '.x' * 200) == 'skip'
     assert after(chain, '.x') == 'stop'
@@ -116,7 +116,7 @@ def test_a_chain_tells_once_how_many_were_skipped():
     assert chain.tell() == said
     chain.step_was_skipped()
     assert '5 of 6 batches were skipped; the last cause found: log of 0' in chain.tell()
-    after(chain, 'x' * 11)  # ends in an error, which tells its own cause
+    after(chain, 'x' * 11)  # ends in an error, whose message has the cause
     assert 'cause' not in chain.tell()
 
 
@@ -202,7 +202,7 @@ def test_what_is_ruined_is_not_skipped():
 
 
 def by_cause(on_nan, cause, count=1, **known):
-    """What a chain decides on incidents of a cause that follow each other, and why not."""
+    """A chain's decision on the last of `count` incidents of one cause in a row, and `why_not`."""
     chain = FallbackChain(on_nan, RAISE)
     bad = Incident(4, None, 'not finite: w', ('w',), 'hook', 0.0, **known)
     for _ in range(count):
@@ -221,7 +221,7 @@ def test_a_bad_batch_is_skipped_whatever_the_order(on_nan):
     assert action == 'skip'
     not_applied = "'rollback:3x0.5' does not apply, since the batch is at fault"
     assert (not_applied in why_not) == on_nan.startswith('rollback')
-    # A hundred and one in a row are no chance: then it is as if the cause was not known.
+    # 101 bad batches in a row are no chance, so the chain decides as without a known cause.
     assert by_cause(on_nan, BATCH, count=101)[0] == 'rollback'
     assert by_cause(on_nan, '', 1 if on_nan.startswith('rollback') else 4)[0] == 'rollback'
 

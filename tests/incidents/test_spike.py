@@ -1,4 +1,4 @@
-"""What is far above the last good steps, and what users may say of it."""
+"""Values far above those of the last good steps, and the arguments of `Spike`."""
 
 import math
 import statistics
@@ -63,7 +63,7 @@ class TestLevel:
         level = level_of([1.0] * 20 + list(random.lognormal(-3, 1.5, size=300)))
         assert level.limit(10) == 10  # ten times the largest median
         narrow = level_of([1.0] * 20 + list(random.lognormal(-3, 0.1, size=300)))
-        assert narrow.limit(10) == 1  # that median
+        assert narrow.limit(10) == 1  # the largest median
         little = level_of(random.lognormal(0, 0.5, size=300))
         assert 10 * little.median < little.limit(10) < 13
 

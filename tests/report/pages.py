@@ -18,7 +18,7 @@ CHROMIUM = next(
 
 
 def in_a_browser(test):
-    """A test that starts Chromium, where there is one."""
+    """Marks a test that starts Chromium; it is skipped if there is none."""
     there = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium on this machine')
     return pytest.mark.full(there(test))
 
@@ -79,7 +79,7 @@ def rows_of(seen):
 
 
 def harmless(seen):
-    """Whether a page runs nothing and asks for nothing; and holds what it should."""
+    """Asserts that a page runs no script, and that no element or style of it loads anything."""
     names = {tag for tag, _ in seen.elements}
     bad = {'script', 'img', 'iframe', 'link', 'object', 'embed', 'base', 'form', 'foreignobject'}
     assert not names & bad
@@ -90,7 +90,7 @@ def harmless(seen):
         assert re.match('#|data:image/png;base64,|$', attributes.get('href', ''))
         style = attributes.get('style', '')
         assert re.match(r"[-\w:; .,#()']*$", style) and 'url' not in style, style
-    assert len(seen.of('style')) == 1  # and none of a chart, which would be for all of the page
+    assert len(seen.of('style')) == 1  # none of a chart, since it would apply to the whole page
     (policy,) = seen.of('meta', **{'http-equiv': 'Content-Security-Policy'})
     assert policy['content'].startswith("default-src 'none'; img-src data:; style-src")
     return True
@@ -112,7 +112,7 @@ def browse(tmp_path, page, *flags):
             *'--disable-background-networking --disable-component-update'.split(),
             *'--disable-sync --hide-scrollbars --force-color-profile=srgb'.split(),
             *'--enable-logging=stderr --v=0'.split(),
-            # What the browser itself wants of its maker has no way out.
+            # Blocks the browser's own requests to its maker.
             '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
             '--user-data-dir=%s' % (tmp_path / 'profile'),
             '--log-net-log=%s' % log,
@@ -129,7 +129,7 @@ def browse(tmp_path, page, *flags):
 
 
 def _asked_for(log):
-    """The addresses of the requests in a net-log that a page made, and not the browser itself."""
+    """The addresses of requests in a net-log, without those of the browser itself."""
     start = log['constants']['logEventTypes']['URL_REQUEST_START_JOB']
     requests = [event.get('params', {}) for event in log['events'] if event['type'] == start]
     by_page = [it for it in requests if 'url' in it and it.get('initiator') != 'not an origin']

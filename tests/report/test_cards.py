@@ -13,7 +13,7 @@ NAN = 'not finite: loss total_loss'
 
 
 def data_of(*said, bundles=(), diagnosis='', notes=()):
-    """A report of incidents of (step, action, reason, bundle), each with its bundle if it has."""
+    """A report of incidents (step, action, reason, bundle), some of them with a bundle."""
     there = {it.opened.name: it for it in bundles}
     incidents = []
     for number, each in enumerate(said, 1):
@@ -171,7 +171,7 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
         pages.append(page.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=bundles)))
     assert 'tf.math.divide_no_nan(x, y)' in pages[0] and 'divide_no_nan' not in pages[1]
     assert 'a small epsilon' in pages[1]
-    # An op that only shows that the training had exploded is not what to mend.
+    # The advice is on the explosion, not on the op that overflowed after it.
     assert 'a smaller learning rate' in pages[2] and 'tf.minimum' not in pages[2]
     replay = "python -m slimguard replay '/a b/slimguard/incident-1'"
     said = '<pre class="command">%s</pre>\n<pre class="command">%s --without 2</pre>\n'
@@ -198,7 +198,7 @@ def test_the_ranges_are_those_before_and_after_the_tensor_at_fault(at):
     said = {'ranges': rows, 'tensor': at and 'x%d:0' % at}
     opened = cards._with_ranges(cards.Opened('x'), said)
     shown = opened.ranges
-    # The one where it began is the first.
+    # The tensor where it began comes first.
     assert [it.begins for it in shown] == [at is not None] + [False] * 39
     numbers = [int(it.tensor[1:-2]) for it in shown]
     assert at in (None, numbers[0]) and sorted(numbers) == list(

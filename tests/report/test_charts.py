@@ -1,4 +1,4 @@
-"""The charts: any finite number has its place, hostile words stay words, marks lead somewhere."""
+"""The charts: they place any finite number, hostile words stay text, marks have links."""
 
 import re
 from xml.etree import ElementTree
@@ -15,7 +15,7 @@ from tests.report.test_last_steps import INF, NAN, history_of, steps_of
 
 
 def drawn(chart):
-    """The chart as elements, at both widths; it is drawn as pixels as well, all in its frames."""
+    """The chart as SVG elements, at both widths. Asserts that all points are within the frames."""
     assert charts.pixels(chart).shape[1] == charts.WIDE * 4 // 3
     with charts._style():
         plots = chart.draw(charts.WIDE).axes
@@ -186,7 +186,7 @@ def test_every_gradient_has_a_name_beside_it_or_is_counted(gradients, lines):
     shown, names, begins = heat_of(norms)
     assert len(names) == len(shown) == lines
     assert sum(1 + others for _, others in names) == gradients
-    # Of gradients that share a row the largest is seen, and it is the one that is named.
+    # A row that several gradients share shows the largest one, and has its name.
     assert tuple(shown[-1, 3]) == (96, 24, 6)
     assert begins == lines - 1
     assert names[-1][0] == 'layer%d/weights' % (gradients - 1)

@@ -11,7 +11,7 @@ NAN, INF = float('nan'), float('inf')
 
 
 def history_of(norms, names=None, loss=None, step=None, good=None, rates=None):
-    """A history as a training makes it, of norms [steps, gradients]; `step` is that after each."""
+    """A history as a training makes it, of norms [steps, gradients]; `step`: after each."""
     norms = np.asarray(norms, float)
     steps, gradients = norms.shape
     names = names or [('layer%d/weights' % n,) for n in range(gradients)]
@@ -91,15 +91,15 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
 def test_it_begins_where_the_last_explosion_does():
     norms = np.ones([60, 3])
     assert began(np.random.RandomState(0).lognormal(0, 0.5, [200, 30])) is None
-    norms[[10, 20, 21], 0] = 1e4  # these were survived
+    norms[[10, 20, 21], 0] = 1e4  # the training recovered from these
     norms[50:, 1] = 1e3
-    norms[53] = 1.0  # a step that is calm between others
+    norms[53] = 1.0  # one usual step within the explosion
     assert (began(norms).column, began(norms).gradient) == (50, 1)
 
 
 def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     norms, good = np.ones([8, 2]), np.ones(8)
-    norms[[1, 3, 7]], good[[1, 3, 7]] = 1e3, 0  # held at step 1, gone back to 0; twice
+    norms[[1, 3, 7]], good[[1, 3, 7]] = 1e3, 0  # step 1 is held and rolled back, twice
     step = [1, 1, 1, 1, 1, 2, 3, 3]
     begin = began(norms, step=step, good=good)
     assert begin.column == 7
@@ -108,7 +108,7 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     assert since is None
     said = last_steps.caption(steps_of(norms[:5], step=step[:5], good=good[:5]), since)
     assert 'Since the last rollback no gradient is above 100 times its median' in said
-    # A step that was held and left out is no rollback.
+    # A held step whose number comes again is no rollback.
     skipped = [0, 1, 0, 1, 0, 0]
     begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])
     assert begin.column == 1 and begin.said.startswith('At step 1 (4 steps before the last): ')

@@ -1,4 +1,4 @@
-"""The curve: the loss is found among the summaries, and a thinned one keeps its peaks."""
+"""The curve: the loss is found among the summaries, and keeps its peaks when it is thinned out."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The report: shows what there is to see, believes nothing, and asks for nothing."""
+"""The report: shows what was recorded, trusts none of it, and loads nothing."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def copy(trained, tmp_path):
-    """A copy of it to spoil."""
+    """A copy of the log directory `trained`, to spoil."""
     shutil.copytree(str(trained), str(tmp_path / 'copy'))
     return tmp_path / 'copy'
 
@@ -174,7 +174,7 @@ def spoil(copy, change):
 
 
 def told_of(words):
-    """A diagnosis, each of whose lines has these words."""
+    """The text of a diagnosis with these words in each line."""
     forms = ('in the input: %s', '%s (x)', 'x.py:3, in f: %s', 'input x: %s', 'output: %s', '%s')
     return '\n  '.join(form % words for form in forms)
 
@@ -202,7 +202,7 @@ def rename_pictures(path):
 
 
 def _in_a_name(text):
-    # Not all that a file's name can hold goes through TensorFlow: it takes names for patterns.
+    # Without characters that are special in patterns: TensorFlow takes names of files for patterns.
     return re.sub(r'[/\\\\]', '', text)
 
 
@@ -306,7 +306,7 @@ def test_of_thousands_of_incidents_the_table_has_the_first(tmp_path):
     seen = see(tmp_path)
     assert len(rows_of(seen)) == 200 + 1
     assert '4800 more, in slimguard/incidents.jsonl' in seen.text and 'skipped (5000)' in seen.text
-    # Each mark leads to the row of its first incident, or to where that was left out.
+    # Each mark links to the row of its first incident, or to the row that stands for left out ones.
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
     assert {'row-1', 'row-201'} <= {a['href'][1:] for a in seen.of('a')} <= targets
 
@@ -392,7 +392,7 @@ def test_what_is_open_are_the_numbers_that_made_the_bad_one(tmp_path):
     assert opened.ranges[0].range == 'float32, a scalar: NaN'
 
 
-# What it cannot know.
+# Log directories without a record, and damaged ones.
 
 
 def test_without_a_record_the_command_says_so_and_makes_nothing(tmp_path, capsys):
@@ -476,7 +476,7 @@ def test_a_logdir_that_cannot_be_is_a_sentence(bad, why, capsys, tmp_path, monke
     assert os.listdir(str(tmp_path)) == []
 
 
-# Where it is.
+# The names of log directories.
 
 
 @pytest.mark.full
@@ -534,7 +534,7 @@ LONG = '\u202ename\x00' * 20000
 
 
 def without_end(said):
-    """All that has no natural length, very long."""
+    """Makes all texts very long that have no limit by nature."""
     said['incident'].update(reason=LONG, action=LONG, restored=LONG, tensors=[LONG])
     said['versions'] = {LONG: LONG}
     said['diagnosis'].update(
@@ -568,7 +568,7 @@ def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
     assert harmless(Seen(output.read_text(encoding='utf-8')))
     assert picture.read_bytes().startswith(b'\x89PNG')
     assert sorted(os.listdir(str(tmp_path))) == ['a.html', 'a.png', 'copy']
-    # Nothing was left beside the bundles either.
+    # No temporary file was left beside the bundles.
     assert not [n for n in os.listdir(str(copy / 'slimguard')) if n.startswith('.')]
 
 
@@ -664,7 +664,7 @@ def test_without_jinja2_it_says_what_to_install(copy):
 
 # In a browser.
 
-# Runs in a copy of the page: the page itself allows no script.
+# A script for a copy of the page, since the page itself allows no script.
 LAID_OUT = """
 <script>
 addEventListener('load', () => {
@@ -710,7 +710,7 @@ def test_nothing_overlaps_and_nothing_is_beyond_the_window(copy, tmp_path, incid
     text = re.sub('<meta http-equiv[^>]*>', '', page_of(copy))
     page.write_text(text.replace('<details', '<details open') + LAID_OUT, encoding='utf-8')
     frame = tmp_path / 'frame.html'
-    # The browser makes no window that is as narrow as a phone.
+    # In a frame, since the browser makes no window as narrow as a phone.
     frame.write_text(
         '<iframe src="copy.html" width="%d" height="9000" frameborder="0"></iframe>'
         % width

@@ -54,7 +54,7 @@ def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one
     value = np.tile(np.arange(20, dtype=np.float32), [8, 1])
     labels = np.arange(8, dtype=np.int64)
     drawn = {'x:0': value, 'y:0': labels, 'name:0': np.array(['a'] * 8), 'image:0': batch(rows=8)}
-    # The first is the largest, unless others are what is not finite.
+    # The largest array comes first, unless another is not finite.
     found = samples.in_numbers(dict(reversed(list(drawn.items()))))
     outlines = 'float32[8, 20], 2 of 8 rows', 'int64[8], 2 of 8 rows'
     assert [(it.name, it.outline) for it in found] == list(zip(('x:0', 'y:0'), outlines))

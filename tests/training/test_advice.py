@@ -1,4 +1,4 @@
-"""What the error that ends a training advises: what may help with what was found, and no more."""
+"""The advice in the error that ends a training: what may help with the cause found, and no more."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ IS_BATCH = "it depends on the batch, and going back does not mend it: on_nan='sk
         ('rollback:1', NAN, IS_DATA),
         ('rollback:1', NEGATIVE, IS_BATCH),
         ('raise', NAN, IS_DATA),
-        ('raise', NEGATIVE, None),  # nobody went back, and the cure has it all
+        ('raise', NEGATIVE, None),  # without a rollback, the cure of the cause is all the advice
     ],
 )
 def test_the_error_advises_what_fits_the_cause_and_the_policy(on_nan, batch, says, tmp_path):
@@ -77,7 +77,7 @@ def test_who_goes_back_already_is_not_told_to():
 
 
 class TestWhatIsTold:
-    """In the log, the record, the error and on the page."""
+    """The same in the log, the record, the error and on the page."""
 
     def train(self, build_loss, batches, rates=None, **kwargs):
         """Feeds batches [4, 2] to `build_loss(x, w)`; returns what was logged of incidents."""
@@ -146,10 +146,10 @@ class TestWhatIsTold:
             assert headline.endswith('; then Square overflowed.')
             assert 'row' not in headline and len(commands) == 1
             assert to_do == advice.FOR_GROWTH
-            # Once: not also as the loss by which the weights are known to be ruined.
+            # The reason has no second number after it: the headline has the loss already.
             ruined = 'the weights are taken for ruined, though they are finite'
             assert caught.value.incident.reason.endswith(ruined)
-        else:  # close by: the weights are good, and a row of the last batch is not
+        else:  # a similar step, but with good weights and a bad row in the batch
             assert 'in row 2' in headline and commands[1].endswith(' --without 2')
             assert 'learning rate' not in to_do
         assert 't' + headline[1:-1] in str(caught.value) or rate < 1

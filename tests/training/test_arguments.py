@@ -1,4 +1,4 @@
-"""What is given wrongly is named at the call, with its value; what slim takes is taken."""
+"""A wrong argument raises at the call, and the error names it; all that slim takes is taken."""
 
 import collections
 import re
@@ -17,7 +17,7 @@ NAN, INF = float('nan'), float('inf')
 
 
 class Calls:
-    """Those that take arguments, each with a model that is there already."""
+    """Calls the public functions with the arguments of a test, and a model for all others."""
 
     def __init__(self):
         self.model = Linear()

@@ -25,7 +25,7 @@ THREADS, STEPS = 4, 60
 
 @pytest.fixture
 def hasty():
-    """Threads that give way to each other at every chance."""
+    """Python switches between threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -107,7 +107,7 @@ MOST_STEPS = 10**5
 
 
 class BadForSummaries(tf1.train.SessionRunHook):
-    """Between two steps all batches are bad; ends the training once a summary had two of them."""
+    """Makes all batches between two steps bad; ends the training once a summary had two of them."""
 
     def __init__(self):
         self.is_between = False
@@ -175,7 +175,7 @@ def test_the_policy_decides_about_a_summary(tmp_path):
 
 
 def test_no_op_is_added_where_summaries_write_nothing(tmp_path, graph):
-    """Batch norm leaves its updates to the train_with_summaries op here."""
+    """The summaries depend on no update of batch norm, so they need no gate."""
     batches = Batches()
     net = slim.batch_norm(slim.fully_connected(batches.x, 2, None), is_training=True)
     tf1.summary.scalar('loss', tf.reduce_mean(net))
@@ -235,7 +235,7 @@ def test_a_hook_acts_on_an_update_of_the_chief_in_the_same_step(on_nan, steps, t
     (record,) = records_in(tmp_path)
     assert record['action'] == on_nan and record['step'] == 1 and is_of_chief(record)
     assert record['tensors'][0] == 'w' and record['held']
-    assert said_of_chief(capfd) == []  # it was told
+    assert said_of_chief(capfd) == []  # the hook has reported it
 
 
 @pytest.mark.full
@@ -250,13 +250,13 @@ def test_raise_at_an_update_of_the_chief_saves_the_last_good_state_first(tmp_pat
 
 @pytest.mark.full
 def test_an_update_of_the_chief_that_nobody_was_told_of_is_recorded_at_the_end(tmp_path):
-    """A thread may make an update when the chief makes no step any more."""
+    """The chief's thread may make an update after the chief's last step."""
     model = exploding()
     train_op = slimguard.guard(model.train_op, model.loss)
     hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir=tmp_path)
     with LogLines() as lines, model.session(hook) as session:
         session.run(train_op)
-        # Past the hooks.
+        # A run that bypasses the hooks.
         feed = {model.damage.places[BAD]: 1e30}
         session.run_step_fn(lambda step_context: step_context.session.run(train_op, feed))
     assert [line for line in lines if '1 of 2 batches was skipped' in line], lines
@@ -276,7 +276,7 @@ def test_a_script_that_is_not_edited_is_told_of_an_update_of_the_chief(tmp_path,
 
 @pytest.mark.full
 def test_what_another_process_puts_back_is_not_lost():
-    """A weight that was not finite is looked at again."""
+    """A variable that was not finite is checked again later."""
     damage = gate_models.Damage()
     model = gate_models.two_weights(damage, gate_models.OPTIMIZERS['Momentum'])
     guarded = gate_models.Guarded(model)
@@ -286,7 +286,7 @@ def test_what_another_process_puts_back_is_not_lost():
     opened = of_gate(guarded.gate, Told(guarded.bad, 0, 1.0))
     assert opened.incident.state_lost
     look_again(guarded.sess, opened)
-    assert opened.incident.state_lost  # it is lost still
+    assert opened.incident.state_lost  # the slot is not finite yet
     slot.load([0.0, 0.0, 0.0], guarded.sess)
     look_again(guarded.sess, opened)
     assert not opened.incident.state_lost

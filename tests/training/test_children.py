@@ -1,4 +1,4 @@
-"""Trainings whose input comes from children, and that start any, by each way that there is."""
+"""Trainings whose input comes from child processes, for each way to start these."""
 
 import inspect
 import os
@@ -20,7 +20,7 @@ tf1 = tf.compat.v1
 
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
-# TensorFlow is imported where it is needed: a child that is spawned imports this, too.
+# Functions import TensorFlow, not the script: a spawned child imports the script, too.
 SCRIPT = """
 import multiprocessing, sys, time
 
@@ -107,7 +107,7 @@ def test_a_pool_and_a_terminated_process_in_each_epoch_train_as_under_slim(
     outcomes = {}
     for kind in ('slim', 'slimguard'):
         logdir = tmp_path / kind
-        # Whatever the parent took for its own SIGTERM, it would act on at once.
+        # With SHORT, the parent would act at once if it took a child's SIGTERM for its own.
         arguments = script, kind, method, NEVER, '', SHORT, logdir
         done = forked_python(*arguments, stderr=subprocess.DEVNULL)
         outcomes[kind] = done.returncode, done.stdout, checkpoint_at(logdir)
@@ -133,7 +133,7 @@ class Training(Started):
 def test_a_signal_to_all_that_ends_the_pool_for_which_the_step_waits_saves_and_ends_all(
     method, number, script, tmp_path
 ):
-    # Workers that end are replaced by the pool, which needs a moment for it.
+    # The pool needs a moment to replace workers that have ended.
     with Training(script, method, tmp_path / 'log', 1.0, 'for its pool') as training:
         training.send_to_group(number)
         assert training.wait() == 128 + number
@@ -246,7 +246,7 @@ def test_a_child_has_the_handlers_the_wakeup_fd_and_the_sockets_of_before(tmp_pa
 
     signal.set_wakeup_fd(writing)
     try:
-        before = answer_of_child(ask)  # asyncio takes the wake-up fd from a child, from 3.12 on
+        before = answer_of_child(ask)  # from Python 3.12 on, asyncio resets a child's wake-up fd
         train(tmp_path, act)
     finally:
         signal.set_wakeup_fd(-1)
@@ -257,9 +257,9 @@ def test_a_child_has_the_handlers_the_wakeup_fd_and_the_sockets_of_before(tmp_pa
 
 
 def statuses_of_terminated(count):
-    """The exit statuses of children, each of which gets SIGTERM as soon as it is there.
+    """Forks children and sends each SIGTERM at once; returns their exit statuses.
 
-    There are `count` of them, or fewer where one did not end by that.
+    It forks `count` children, or stops at the first that SIGTERM does not end.
     """
     statuses = []
     while len(statuses) < count and set(statuses) <= {signal.SIGTERM}:
@@ -272,7 +272,7 @@ def statuses_of_terminated(count):
     return statuses
 
 
-# Python's own modules, which do things before a fork as well, give other threads a moment there.
+# The imported modules of Python have hooks before a fork, which give other threads time to run.
 FORKING = """
 import concurrent.futures.thread, logging, os, random, signal, sys, threading, time
 from slimguard.training.stop_signals import StopSignals

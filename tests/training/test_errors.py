@@ -1,4 +1,4 @@
-"""Errors at a bad step: what fails in the user's code, and what the error that leaves shows."""
+"""Errors at a bad step: failures in the user's code, and the error that ends the training."""
 
 import os
 import signal
@@ -122,7 +122,7 @@ def test_where_on_rollback_raises_the_rollback_is_on_record(tmp_path):
     assert record['action'] == 'rollback' and record['restored'] is not None
     assert 'on_rollback raised Boom: it broke' in record['reason']
     assert len(incidents_in(lines)) == 1
-    assert checkpoint_at(tmp_path) == (0, [])  # what was restored
+    assert checkpoint_at(tmp_path) == (0, [])  # the restored state
 
 
 def test_a_policy_that_cannot_act_is_on_record_as_what_it_is(tmp_path):
@@ -137,7 +137,7 @@ def test_a_policy_that_cannot_act_is_on_record_as_what_it_is(tmp_path):
 
 
 class Looking(tf1.train.SessionRunHook):
-    """Looks at each loss, and fails at a NaN."""
+    """A user's hook that raises an error of its own at a NaN loss."""
 
     def __init__(self, loss):
         self._loss = loss
@@ -163,7 +163,7 @@ def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped,
     with LogLines() as lines, pytest.raises(Boom):
         train_quietly(train_op, tmp_path, hooks=hooks, on_nan='skip', **kwargs)
     record = one_record(tmp_path)
-    assert (record['step'], record['action']) == (3, 'skip')  # the policy acts all the same
+    assert (record['step'], record['action']) == (3, 'skip')  # the policy acts despite the error
     assert record['bundle'] is not None
     assert len(incidents_in(lines)) == 1
 
@@ -237,7 +237,7 @@ def test_tensorflows_nan_hook_before_ours_hides_no_incident_in_a_monitored_sessi
     assert [record['step'] for record in records_in(tmp_path)] == [3]
 
 
-# Where nobody catches it, what was bad comes before pages of frames.
+# An error that nobody catches: the cause comes before pages of frames.
 
 
 OURS = os.path.dirname(slimguard.__file__)
@@ -300,7 +300,7 @@ def test_an_error_brings_few_frames_of_ours(loop, most, capfd):
         loop(*bad_train_op())
     assert len(our_frames(caught.value)) <= most
     assert any('loop(*bad' in str(frame.line) for frame in traceback.extract_tb(caught.tb))
-    assert 'wrote nothing (' not in capfd.readouterr().err  # the log has it
+    assert 'wrote nothing (' not in capfd.readouterr().err  # the log has the incident
 
 
 @pytest.mark.full

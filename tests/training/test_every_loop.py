@@ -1,4 +1,4 @@
-"""Every loop alike: a test for each cell of the README's table."""
+"""All loops behave alike: a test for each cell of the README's table."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in
 tf1 = tf.compat.v1
 
 each_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
-# What decides the same for all: in a loop of slimguard's own, and in a script that nobody edited.
+# For code that all loops share: a loop of slimguard's own, and an unedited script.
 two_loops = pytest.mark.parametrize(
     'loop',
     [LOOPS['slimguard.train'], LOOPS['unedited: a plain session']],
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
 def given(logdir, **kwargs):
-    """What a training is given whose bad steps need no diagnosis."""
+    """The arguments of a training, without a diagnosis of bad steps."""
     return Given(str(logdir), capture=False, **kwargs)
 
 
@@ -77,7 +77,7 @@ class TestEachPolicy:
         with LogLines() as lines:
             try:
                 assert loop(given(tmp_path, on_nan='stop', bad=(3,))).drawn == 4
-            except tf.errors.OutOfRangeError as error:  # which ends a script's own loop
+            except tf.errors.OutOfRangeError as error:  # 'stop' ends a script's loop by this error
                 assert 'the training is stopped' in str(error)
         told = [line for line in lines if "'stop' ended the training" in line]
         is_script = any(loop is LOOPS[name] for name in LOOPS if name.startswith('unedited'))
@@ -113,7 +113,7 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
     newest = checkpoints.newest(tmp_path)
     assert newest.endswith('model.ckpt-4')
     checkpoints.truncate(newest + '.data-00000-of-00001')
-    # What is in it, and not what it is called: slim saves while steps go on.
+    # The step in the checkpoint, not in its name: slim saves while steps go on.
     good = checkpoint_reader.inspect(slimguard.latest_finite_checkpoint(tmp_path)).step
     with tf.Graph().as_default(), LogLines() as lines:
         assert loop(given(tmp_path, steps=5)).began_at == good
@@ -139,7 +139,7 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
 @pytest.mark.full
 @two_loops
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, 'FAR', 1e-9)  # so what is in memory is always ruined
+    monkeypatch.setattr(snapshots, 'FAR', 1e-9)  # so the weights always count as ruined
     policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
     with pytest.raises(slimguard.NanLossError, match='the weights are taken for ruined'):
         loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))
@@ -192,13 +192,13 @@ def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
 
 @each_loop
 def test_what_is_not_finite_is_not_published(loop, tmp_path):
-    """A variable that no train op writes, and that somebody fills with a NaN, say."""
+    """The variable is NaN, and no train op writes it."""
     with tf.Graph().as_default():
         stray = tf1.get_variable('stray', initializer=np.float32('nan'), trainable=False)
         assert stray is not None
         try:
             loop(given(tmp_path, steps=2))
-        except Exception as error:  # no loop has to take it well
+        except Exception as error:  # a loop may raise, if it names the variable
             assert 'stray' in str(error)
     assert checkpoint_at(tmp_path)[1] == []
 
@@ -221,7 +221,7 @@ def test_the_progress_is_shown(loop, tmp_path, monkeypatch):
     assert re.search(r'step.*, loss \d.*, 1 incident', written)
 
 
-# Weights that are ruined by finite numbers: an input so large, from some step on.
+# Weights that are ruined by finite numbers: from some step on the input is this large.
 FAR = 1e15
 
 
@@ -309,7 +309,7 @@ def by_slim(train_op, hooks):
 @pytest.mark.parametrize('loop', [monitored, watched, by_slim], ids=lambda each: each.__name__)
 def test_what_a_hook_fetches_around_a_gate_is_refused_by_name(loop):
     def train(asked):
-        """Trains with a hook that fetches one of what there is."""
+        """Trains with a hook that fetches one of the tensors in `found`."""
         with tf.Graph().as_default():
             x = tf.random.uniform([3])
             w, mean = (tf1.get_variable(name, [3]) for name in ('w', 'mean'))

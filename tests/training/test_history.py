@@ -15,7 +15,7 @@ from tests.helpers.monitored import monitored
 tf1 = tf.compat.v1
 slim = compat.import_slim()
 
-# The draw that has a NaN, and how many there are.
+# The draw that has a NaN, and the number of draws.
 BAD, DRAWS = 10, 14
 
 
@@ -45,7 +45,7 @@ class Net:
         self.fetches = [self.loss, rate, sums]
 
     def train_op(self):
-        """Not guarded, and with the loss as its value, as slim's loops want it."""
+        """An unguarded train op that returns the loss, as slim's loops want it."""
         with tf.control_dependencies([self.applied]):
             return tf.identity(self.loss)
 
@@ -54,7 +54,7 @@ class Net:
 
 
 class Seen(tf1.train.SessionRunHook):
-    """Fetches what a history is made of, and stops after so many draws."""
+    """Fetches the tensors that a history is made of, and stops after `DRAWS` draws."""
 
     def __init__(self, net):
         self._fetches = net.fetches

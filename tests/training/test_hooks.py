@@ -77,7 +77,7 @@ class TestGuarded:
         assert (incident.step, incident.action, incident.held) == (3, 'skip', True)
         assert incident.tensors == ('loss (Mean)', 'gradient of w') and np.isnan(incident.loss)
         assert incident.strategy == ('check_numerics' if check_numerics else 'hook')
-        assert 'slimguard' not in capfd.readouterr().err  # the log has it
+        assert 'slimguard' not in capfd.readouterr().err  # the log has the incident
 
     @pytest.mark.full
     def test_raise_is_caught_by_handlers_that_users_have(self, check_numerics):
@@ -181,7 +181,7 @@ def test_the_log_line_can_be_acted_on():
     with LogLines('slimguard') as lines:
         train_monitored(slimguard.NanLossHook(model.loss, on_nan='skip'), train_op)
     first, no_record, second, last = lines
-    # What made it so and where the user wrote that, once; then what was done.
+    # The cause and the user's line, for the first incident only; then the action.
     what = r'incident %d at global step %d \(loss nan\): bad data: 1 NaN among 12 values, in row 1'
     done = r'update not applied, batch skipped \(bad batches in a row: 1, allowed: 100\)\.'
     assert re.fullmatch(what % (1, 3) + r'; PyFunc; .*models\.py:\d+\.\n    ' + done, first)
@@ -191,7 +191,7 @@ def test_the_log_line_can_be_acted_on():
 
 
 class TestTwoTrainingsInOneGraph:
-    """As a GAN has them."""
+    """Two train ops, as in a GAN."""
 
     def build(self):
         step = tf1.train.get_or_create_global_step()
@@ -240,7 +240,7 @@ class TestMaxLoss:
 
 def test_a_bad_loss_that_the_gate_does_not_know_is_detected():
     model = Linear(bad=(3,))
-    # The gradient of the constant part is finite whatever it is.
+    # The gradient is finite even with a NaN, since the NaN is a constant to it.
     loss = 0.5 + tf1.py_func(lambda: np.float32(np.nan), [], tf.float32)
     loss.set_shape([])
     hook = slimguard.NanLossHook(loss)
@@ -249,7 +249,7 @@ def test_a_bad_loss_that_the_gate_does_not_know_is_detected():
 
 
 class TestAnotherLossThanTheGates:
-    """The hook's goes beyond what the gate checks, as it is made of that and of something else."""
+    """The hook watches the gate's loss plus another part, which the gate does not check."""
 
     def build(self, beyond, **kwargs):
         model = Linear()
@@ -380,7 +380,7 @@ def test_two_hooks_hear_of_the_same_incident(tmp_path):
             session.run(train_op)
     assert [[each.step for each in hook.incidents] for hook in hooks] == [[1], [1]]
     assert not [line for line in lines if 'another training' in line]
-    # Closing is listened to by both, and each closes its record.
+    # Both hooks save and close their records when the session closes.
     assert checkpoint_at(tmp_path) == (2, [])
 
 
@@ -414,7 +414,7 @@ class Later(tf1.train.SessionRunHook):
 @pytest.mark.full
 @pytest.mark.parametrize('own', ['none', 'scaffold', 'collection'])
 def test_what_a_session_saves_is_what_it_would_save(own, tmp_path):
-    """All variables, those of hooks that begin later too; or those of the user's saver."""
+    """All variables, also those of hooks that begin later; or the variables of the user's saver."""
     train_op, hook = build(on_nan='skip')
     scaffold = None
     if own != 'none':
@@ -483,7 +483,7 @@ def test_a_process_that_is_not_the_chief_saves_nothing(tmp_path):
 
 
 def test_an_evaluation_saves_nothing(tmp_path):
-    """A hook may watch a loss where nothing trains."""
+    """A hook may watch a loss in a session that does not train."""
     model = Linear(bad=(1,))
     hook = slimguard.NanLossHook(model.loss, logdir=tmp_path)
     with pytest.raises(slimguard.NanLossError):
@@ -522,7 +522,7 @@ def fed_in_train(model, train_op, hook):
 
 
 class TestARunThatFeedsWhatTheModelComputes:
-    """Nothing behind it is run to keep it."""
+    """The capture runs no op that only computes the fed tensor."""
 
     def build(self, kind):
         model = inner_feeds.Fed(kind)

@@ -119,7 +119,7 @@ class TestCreateTrainOp:
 
 @pytest.mark.parametrize('check_numerics', [True, False])
 class TestPolicies:
-    """What `test_every_loop` does not ask: both strategies, and what `train` returns."""
+    """What `test_every_loop` leaves out: both strategies, and the value that `train` returns."""
 
     @pytest.mark.full
     def test_raise_is_the_default_and_is_caught_by_handlers_that_users_have(self, check_numerics):
@@ -166,14 +166,14 @@ class TestPolicies:
 
 
 class TestArguments:
-    """What users hand to slim.learning.train still does what it did."""
+    """The arguments of slim.learning.train have the same effect."""
 
     def test_train_step_fn_and_kwargs(self):
         model, train_op = build(bad=(2,))
         seen = []
 
         def train_step_fn(session, op, global_step, kwargs):
-            session.run(model.step)  # a run of its own, which is no step
+            session.run(model.step)  # a run that is no step
             loss, step = session.run([op, global_step])
             seen.append((op is train_op, kwargs['mine'], bool(np.isfinite(loss))))
             return loss, len(seen) == 5
@@ -263,7 +263,7 @@ def test_inside_a_monitored_session_it_says_which_lines_to_change():
 @pytest.mark.full
 def test_after_a_training_it_says_how_to_go_on(tmp_path):
     for steps in (2, 4):
-        with tf.Graph().as_default():  # as the messages say
+        with tf.Graph().as_default():  # as the message advises
             model, train_op = build()
             train(train_op, tmp_path, steps)
             with pytest.raises(RuntimeError, match='finalized.*build the model again.*goes on'):
@@ -274,7 +274,7 @@ def test_after_a_training_it_says_how_to_go_on(tmp_path):
 
 
 def test_a_training_that_was_complete_already_is_said_to_be(tmp_path):
-    for steps, said in ((2, 0), (2, 1), (4, 0)):  # the second trains a third step, as slim's does
+    for steps, said in ((2, 0), (2, 1), (4, 0)):  # the second makes a third step, as slim does
         with tf.Graph().as_default(), LogLines() as lines:
             _, train_op = build()
             train(train_op, tmp_path, steps)
@@ -303,7 +303,7 @@ def test_eager_mode_is_refused():
 
 
 def test_what_trains_nothing_is_told_of():
-    """As a loss in the train op's place: slim runs that too, until somebody stops it."""
+    """A loss was given as the train op, say. slim runs it, too, until somebody stops the loop."""
     model = Linear()
     stop = tf1.train.FinalOpsHook(None)
     stop.after_run = lambda run_context, run_values: run_context.request_stop()
@@ -324,7 +324,7 @@ def test_an_empty_logdir_is_none_and_that_is_said(monkeypatch, tmp_path):
 
 
 def test_its_events_and_those_of_a_hook_are_in_two_files(tmp_path):
-    # The name of such a file tells the second and the host; both are begun in one second.
+    # A file is named for the second and the host, and both files are begun in the same second.
     model, train_op = build()
     summary = tf1.summary.scalar('from_a_hook', model.loss, collections=[])
     hook = tf1.train.SummarySaverHook(1, output_dir=str(tmp_path), summary_op=summary)
@@ -406,6 +406,6 @@ def test_a_nan_that_the_loss_never_shows_is_caught_when_it_comes():
         for _ in range(20):
             session.run(train_op)
             assert not non_finite(session.raw_session())
-    # Step 4 is held, so the pixel comes round after seven good steps more.
+    # Step 4 is held, so the pixel comes again after seven more good steps.
     assert [incident.step for incident in hook.incidents] == [4, 11]
     assert 'gradient of Conv/weights' in hook.incidents[0].tensors

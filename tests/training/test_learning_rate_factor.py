@@ -1,4 +1,4 @@
-"""Smaller updates after a rollback: in every loop, for a restart, and said."""
+"""Smaller updates after a rollback: in every loop, after a restart, and in the log."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from tests.helpers.models import train_quietly as train
 tf1 = tf.compat.v1
 
 every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
-# One of slimguard's own, and one in a script that nobody edited.
+# A loop of slimguard's own, and one of an unedited script.
 TWO = {name: LOOPS[name] for name in ('slimguard.train', 'unedited: a plain session')}
 two_loops = pytest.mark.parametrize('loop', cells(TWO))
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
 def given(logdir, **kwargs):
-    # A save beside the steps may hold another step than its name says.
+    # No saves beside the steps: they may hold another step than their names say.
     return loops.Given(logdir, save_interval_secs=0, capture=False, **kwargs)
 
 
@@ -38,7 +38,7 @@ def trained_plainly(rates, first):
 
     Args:
       rates: for each step the learning rate.
-      first: the draw that the first batch is.
+      first: the number of the draw that is the first batch.
     """
     with tf.Graph().as_default(), tf1.Session() as session:
         model = Linear()
@@ -81,7 +81,7 @@ def test_a_restart_goes_on_with_it_and_says_so(loop, tmp_path):
     loop(given(str(tmp_path), on_nan=on_nan, bad=(0,)))
     with tf.Graph().as_default(), LogLines() as lines:
         loop(given(str(tmp_path), on_nan=on_nan, steps=9))
-    # Nine good steps in all, the last three of them on the batches of a new process.
+    # Nine good steps in all; the last three are on the batches of the second training.
     said = [line for line in lines if 'learning rate x0.5' in line]
     assert len(said) == 1 and os.path.join('slimguard', 'learning_rate.json') in said[0]
     assert kept_in(tmp_path) == {'factor': 0.5}

@@ -42,13 +42,13 @@ GIVEN = {
 
 @pytest.fixture(params=GIVEN)
 def logdir(request, tmp_path, monkeypatch):
-    """A logdir as it is given."""
+    """A logdir in each form of `GIVEN`."""
     monkeypatch.chdir(tmp_path)
     return GIVEN[request.param]()
 
 
 class ChangesDirectory(tf1.train.SessionRunHook):
-    """A user's code that goes elsewhere once the training runs."""
+    """A user's hook that changes the working directory once the training runs."""
 
     def after_create_session(self, session, coord):
         os.makedirs('elsewhere')
@@ -99,7 +99,8 @@ def test_a_logdir_that_tensorflow_could_not_resume_from_is_refused_before_anythi
     with pytest.raises(ValueError, match='wild card'):
         slimguard.watch(tf1.Session(), logdir='run*')
     assert os.listdir('.') == []
-    # The reason to refuse it. Once this fails, there is none any more.
+    # The reason to refuse such a name: TensorFlow finds no checkpoint there. If this assertion
+    # fails, it does, and slimguard need not refuse the name any more.
     write(tmp_path / 'run[1]')
     assert newest(tmp_path / 'run[1]') is None
 
@@ -277,12 +278,12 @@ class TestAnotherFileSystem:
 def test_a_checkpoint_that_cannot_be_read_ends_the_training_before_it_begins(
     tmp_path, part, capsys
 ):
-    """It may be good: to pass over it, or to begin anew, would lose what it holds."""
+    """The checkpoint may be good: a training that starts without it would lose its steps."""
     logdir = tmp_path / 'logs'
     train(logdir)
     name = str(logdir / 'model.ckpt-6') + part
     os.rename(name, name + '.kept')
-    os.symlink('/proc/self/mem', name)  # a regular file; reading it is an error of its device
+    os.symlink('/proc/self/mem', name)  # a regular file that fails to be read, as on a bad disk
     before = {p.name: p.lstat().st_mtime_ns for p in logdir.iterdir()}
     for act in (train, repair, slimguard.latest_finite_checkpoint):
         with pytest.raises(OSError, match='model.ckpt-6.* cannot be read: '):
@@ -328,7 +329,7 @@ def in_monitored_training_session(hook, train_op, logdir):
 
 def in_monitored_session(hook, train_op, logdir):
     creator = tf1.train.ChiefSessionCreator(checkpoint_dir=str(logdir))
-    # It is found also if its `begin` comes later.
+    # The hook finds the saver even if the saver's `begin` is called after its own.
     hooks = [hook, checkpoint_saver(logdir)]
     with tf1.train.MonitoredSession(creator, hooks) as session:
         run(session, train_op)
@@ -380,7 +381,7 @@ def test_a_hook_without_one_finds_where_its_session_saves_and_one_line_says_so(
         'NanLossHook has no logdir; incidents go to %s, where this session keeps its '
         'checkpoints.' % tmp_path
     ]
-    # It is as it should be: the README's own snippet does so.
+    # No warning: the README's own snippet has no logdir either.
     assert not any('has no logdir' in line for line in warnings)
 
 
@@ -504,7 +505,7 @@ class TestTwoDirectories:
 
 
 class TestTwoTrainings:
-    """That write to one logdir at the same time: the second says so."""
+    """Two trainings write to one logdir at the same time: the second warns of it."""
 
     WORDS = 'another training is writing to '
 
@@ -544,7 +545,7 @@ class TestTwoTrainings:
         assert self.warnings_of(tmp_path) == []
 
     def test_who_watches_and_the_user_lock_the_logdir_itself_without_an_alarm(self, tmp_path):
-        number = os.open(str(tmp_path), os.O_RDONLY)  # as `flock LOGDIR python train.py` does
+        number = os.open(str(tmp_path), os.O_RDONLY)  # like `flock LOGDIR python train.py`
         try:
             fcntl.flock(number, fcntl.LOCK_EX)
             assert self.warnings_of(tmp_path) == []

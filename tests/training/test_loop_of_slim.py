@@ -1,4 +1,4 @@
-"""The loop of slimguard.train, which is slim's: its steps, and what hooks see in it."""
+"""slimguard.train makes the steps of slim's loop, and calls hooks as a MonitoredSession does."""
 
 import collections
 import functools
@@ -25,7 +25,7 @@ Pair = collections.namedtuple('Pair', ['one', 'two'])
 
 
 def said(value):
-    """A value in words that can be compared: types, shapes, contents."""
+    """A value as data that can be compared: types, shapes, contents."""
     if isinstance(value, dict):
         return type(value).__name__, [(str(name), said(item)) for name, item in value.items()]
     if isinstance(value, (list, tuple)):
@@ -40,13 +40,12 @@ def said(value):
 
 
 class Recording(tf1.train.SessionRunHook):
-    """Writes down its calls with all that they are given, and does what a test wants it to.
+    """Writes down its calls with their arguments, and acts in them as a test wants it to.
 
     Args:
-      trace: where to write; several hooks may share it.
-      asks: from the number of a run to what `before_run` returns.
-      does: by a call's name, or its name and number (0 is the first), what to do with its
-        arguments.
+      trace: the list to write to; several hooks may share it.
+      asks: called with the number of a run, returns the result of `before_run`.
+      does: functions of a call's arguments, by the call's name, or its name and number from 0 on.
       name: the hook's name in the trace.
     """
 
@@ -109,7 +108,7 @@ def in_train(train_op, hooks, **kwargs):
 
 def in_train_by_the_users_step(train_op, hooks):
     def train_step(session, train_op, global_step, train_step_kwargs):
-        session.run(global_step)  # no step, so no hook is called
+        session.run(global_step)  # not a step, so no hook is called
         return slim.learning.train_step(session, train_op, global_step, train_step_kwargs)
 
     in_train(train_op, hooks, train_step_fn=train_step)
@@ -137,7 +136,7 @@ def trace_of(loop, case):
         ending = None
         try:
             loop(train_op, hooks)
-        except Exception as error:  # to be compared, whatever it is
+        except Exception as error:  # any error is part of the comparison
             ending = type(error).__name__, str(error).splitlines()[0]
         return trace, ending
 
@@ -336,9 +335,9 @@ def test_the_same_calls_as_in_a_monitored_session(name):
     if name in BY_THE_USERS_STEP:
         assert trace_of(in_train_by_the_users_step, case) == (trace, ending)
     if 'queue' in name or 'is lost' in name:
-        return  # a plain session starts no queue runners, and is not made again
+        return  # a plain session starts no queue runners, and nobody makes it again after an error
     watched, watched_ending = trace_of(in_watch, case)
-    # Its graph need not be finalized, and what leaves a "with" is not swallowed.
+    # The graph of a watched session need not be finalized.
     expected = [
         call[:2] + (False,) if call[1] == 'after_create_session' else call for call in trace
     ]
@@ -349,7 +348,7 @@ def test_the_same_calls_as_in_a_monitored_session(name):
 @pytest.mark.full
 @pytest.mark.parametrize('name', ['gain', 'x'])
 def test_feeds_of_the_caller_and_of_a_hook(name):
-    """Of two tensors they go together; of one they are the error of a MonitoredSession."""
+    """Feeds of two tensors are merged; two feeds of one are the error of a MonitoredSession."""
     x = np.full([4, 3], 2.0, np.float32)
 
     def hooks(model, trace):
@@ -378,7 +377,7 @@ def test_feeds_of_the_caller_and_of_a_hook(name):
 
 
 class TestHooksOfTensorFlow:
-    """Those that a MonitoredSession may have, under slimguard.train."""
+    """TensorFlow's own hooks work under slimguard.train."""
 
     def train(self, hooks, number_of_steps=4):
         """Trains a linear model, with the hooks that `hooks` makes for it."""
@@ -426,7 +425,7 @@ class TestHooksOfTensorFlow:
         assert sum(line.startswith('loss = ') for line in lines) == 2
         step, weights = final[0].final_ops_values
         assert step == 4 and weights.shape == (3, 1)
-        tf1.summary.FileWriterCache.clear()  # writes what it holds
+        tf1.summary.FileWriterCache.clear()  # writes its buffers
         (path,) = tmp_path.glob('events*')
         told = [
             (value.tag, event.step)
@@ -439,7 +438,7 @@ class TestHooksOfTensorFlow:
 
     @pytest.mark.parametrize('fails', [True, False])
     def test_a_nan_tensor_hook(self, fails):
-        """It watches a tensor beside the loss, which no gate knows."""
+        """It watches another tensor than the loss, which no gate checks."""
         drawn = []
 
         def hooks(model):
@@ -476,7 +475,7 @@ def train(train_op, logdir=None, number_of_steps=4, **kwargs):
 
 
 class Asking(tf1.train.SessionRunHook):
-    """Asks for something in each run, and keeps what it gets."""
+    """Fetches something in each run, and keeps the values."""
 
     def __init__(self, ask):
         self._ask = ask
@@ -568,7 +567,7 @@ class TestInOneCall:
         for _ in range(2):
             with tf.Graph().as_default():
                 model, train_op = build()
-                # A save by the clock would come last, now and then.
+                # No saves by the clock: now and then one of them would be the last.
                 train(train_op, tmp_path, save_interval_secs=0)
         assert model.batches.drawn == 1 and checkpoint_at(tmp_path) == (5, [])
 
@@ -607,7 +606,7 @@ class TestInOneCall:
         assert len(hook.incidents) == 1 and model.batches.drawn == 4
 
     def test_the_loss_of_an_incident_is_the_loss(self, fast_steps):
-        """The value of this train op is something else."""
+        """This train op returns another value than the loss."""
         model = Linear(bad=(2,), value=1e9)
         with tf.control_dependencies([model.minimize()]):
             train_op = tf.constant(7.0)
@@ -618,7 +617,7 @@ class TestInOneCall:
 
 
 class TestNotInOneCall:
-    """Where what was asked for is not slim's own step, it is done as it was asked for."""
+    """Steps with other arguments, sessions or hooks than slim's default are not done in one run."""
 
     def test_arguments_for_the_step(self, fast_steps):
         model, train_op = build()

@@ -13,19 +13,19 @@ from tests.helpers.models import Linear, train_quietly
 
 tf1 = tf.compat.v1
 
-# How long a thread that should be waiting is given to prove that it is not, in seconds.
+# The seconds after which a thread that has not gone on counts as waiting.
 MOMENT = 0.5
 
 
 def give_a_moment(thread, session):
-    """Waits until a thread is about to save, and then for what it does."""
+    """Waits until a thread is about to save, and then gives it time to do so."""
     while not step_turn.turn_of(session.graph)._saver:
         time.sleep(0.002)
     thread.join(MOMENT)
 
 
 class SlowDisk(SessionWrapper):
-    """A session in which nothing is written before `go_on` is set."""
+    """A session in which saves wait until `go_on` is set."""
 
     def __init__(self, session):
         SessionWrapper.__init__(self, session)
@@ -40,11 +40,11 @@ class SlowDisk(SessionWrapper):
 
 
 class Twins(tf1.train.SessionRunHook):
-    """Keeps a variable equal to the global step at the end of each step, and acts before that.
+    """Sets a variable to the global step at the end of each step; calls `act` before that.
 
     Attributes:
       saver: a saver of both.
-      step: the steps that have begun, this one included.
+      step: the number of steps that have begun, this one included.
     """
 
     def __init__(self, use_resource, act):
@@ -62,7 +62,7 @@ class Twins(tf1.train.SessionRunHook):
         run_context.session.run(self._assign, {self._next: [self.step] * 3})
 
     def start_saving(self, session, folder, step=None):
-        """Saves in a thread of its own, which is returned with the list of what it saved."""
+        """Saves in a thread. Returns the thread, and a list to which it adds the result."""
         step = tf1.train.get_global_step(session.graph) if step is None else step
         saved = []
         thread = threading.Thread(
@@ -82,7 +82,7 @@ def train(logdir, use_resource, act, number_of_steps=8, **kwargs):
 
 
 def moment_in(path):
-    """The global step in a checkpoint, which has to be that of all its variables and its name."""
+    """The global step in a checkpoint; asserts that its variables and its name have the same."""
     reader = tf1.train.load_checkpoint(path)
     step = int(reader.get_tensor('global_step'))
     assert list(reader.get_tensor('twin')) == [step] * 3

@@ -1,4 +1,4 @@
-"""Steps that are prepared once and run by a handle: to who asks for them they are a session's."""
+"""Steps that are prepared once and run by a handle: callers see no difference to `session.run`."""
 
 import functools
 import gc
@@ -27,7 +27,7 @@ def session_with(*hooks):
 
 
 def raw(session):
-    """TensorFlow's session, in which a MonitoredSession runs."""
+    """TensorFlow's own session within a MonitoredSession."""
     return session._tf_sess()
 
 
@@ -43,7 +43,7 @@ def results(make_hook, cases):
 
 
 def errors(make_hook):
-    """What is said of each error, and the state after all."""
+    """The type, the message and the op of each error, and the state after all of them."""
     with tf.Graph().as_default():
         model, told = Guarded(), []
         with session_with(make_hook(model.loss)) as session:
@@ -70,7 +70,7 @@ def test_values_and_errors_are_those_under_a_hook_of_tensorflow():
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What TensorFlow's sessions are asked for meanwhile: a list of fetches."""
+    """A list that collects the fetches of each `session.run` during the test."""
     asked = []
     of_session = tf1.Session._run
 
@@ -201,7 +201,7 @@ def test_a_session_that_nobody_has_any_more_is_freed():
 
 
 def prepared(session, fetches):
-    """Runs it by a prepared call, or fails."""
+    """Returns a function that runs `fetches` by a prepared call, or fails the test."""
     return functools.partial(PreparedRuns(pytest.fail).run, session, fetches)
 
 
@@ -246,7 +246,7 @@ def test_what_was_fetched_stays_as_it_was(use_resource):
         assert type(got[0]) is (np.float32 if name == 'sum' else np.ndarray), name
 
 
-# What a script may write to, and what reads it again.
+# Tensors whose values a script may overwrite, though the next run reads the same memory.
 SOURCES = {
     'a variable': lambda: tf1.get_variable('v', [64], initializer=tf1.zeros_initializer()),
     'a resource': lambda: tf1.get_variable(
@@ -276,7 +276,7 @@ def test_what_the_script_writes_to_a_fed_array_is_no_value_of_the_step_before():
     x = tf1.placeholder(tf.float32, [64])
     with tf1.Session() as session:
         run = prepared(session, tf.identity(x))
-        for start in range(32):  # TensorFlow takes an array as it is where its address fits
+        for start in range(32):  # TensorFlow does not copy an array whose address is aligned
             array = np.zeros(96, np.float32)[start : start + 64]
             value = run({x: array})
             array += 7

@@ -49,7 +49,7 @@ ABSL = 'import absl.logging\nabsl.logging.use_absl_handler()'
 
 
 def run(before='', more=''):
-    """What a training writes to a terminal as its stderr, and its standard output."""
+    """Trains with a terminal as stderr. Returns what was written to it, and the stdout."""
     script = SCRIPT.format(before=before, more=more)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 100, 0, 0))
@@ -58,7 +58,7 @@ def run(before='', more=''):
         environment(),
         stdout=subprocess.PIPE,
         stderr=theirs,
-        cwd=str(ROOT),  # from where it imports `tests`
+        cwd=str(ROOT),  # to import `tests`
         text=True,
     )
     os.close(theirs)
@@ -66,7 +66,7 @@ def run(before='', more=''):
     while True:
         try:
             data = os.read(ours, 4096)
-        except OSError:  # how a terminal says that nobody is left to write
+        except OSError:  # a terminal's end of file, when no writer is left
             break
         written += data
     os.close(ours)
@@ -76,7 +76,7 @@ def run(before='', more=''):
 
 
 def screen(written):
-    """The lines a terminal is left with; each carriage return begins a line anew."""
+    """The lines that a terminal shows at the end; a carriage return overwrites its line."""
     lines = []
     for line in written.replace('\r\n', '\n').split('\n'):
         shown = ''
@@ -94,14 +94,14 @@ def test_the_bar_and_the_log_lines(before, more):
     written, output = run(before=before, more=more)
     lines = screen(written)
     steps = [line for line in lines if 'global step' in line and 'sec/step' in line]
-    assert len(steps) == (6 if before else 3)  # absl says it once more
+    assert len(steps) == (6 if before else 3)  # absl prints each line a second time
     assert all(
         re.search(r'global step \d+: loss = \d+\.\d{4} \(\d+\.\d{3} sec/step\)$', s) for s in steps
     )
     assert sum('incident 1 at global step 5' in line for line in lines) == len(steps) // 3
     (bar,) = [line for line in lines if 'step/s' in line]
     assert '12/12' in bar and re.search(r'1 incident\b', bar) and output.strip() in bar
-    # It was drawn on the way, too.
+    # The bar was drawn during the training, too.
     assert len(set(re.findall(r'(\d+)/12', written))) > 2
     assert lines[lines.index(bar) + 1 :][0].endswith('after')
 

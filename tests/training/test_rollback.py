@@ -21,10 +21,10 @@ LOGDIR = '/logs'
 
 
 class Listed(Restorer):
-    """A restorer of checkpoints that are all good, at these steps.
+    """A restorer whose checkpoints, at the given steps, are all good.
 
     Attributes:
-      read: the steps of those that were read.
+      read: the steps of the checkpoints that were read.
     """
 
     def __init__(self, *steps):
@@ -42,7 +42,7 @@ class Listed(Restorer):
 
 
 class ChiefsJob:
-    """The part of a chief, as far as a rollback asks for it."""
+    """A chief's part in a job, with the methods that a rollback calls."""
 
     takes_part = is_chief = True
 
@@ -76,7 +76,7 @@ def test_the_newest_that_is_ten_steps_old_is_taken_and_no_older_one_is_read():
 
 
 def test_before_an_error_ruined_weights_give_way_to_it():
-    """Also where the last return is long ago, so that what is saved is no ruin."""
+    """Also if the last rollback was long ago: a checkpoint from before the error is taken."""
     rollbacks, snapshots = rollbacks_of(Listed(52, 50, 40))
     snapshots.is_wanted = True
     with LogLines() as lines:
@@ -175,7 +175,7 @@ def test_a_machine_that_is_ten_times_as_slow_comes_to_the_same_decisions(tmp_pat
 def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
     value, rolls_back, tmp_path
 ):
-    # Never two in a row, and all of a batch: of a single row the batch would be to blame.
+    # No two bad batches in a row, and all rows bad: a single bad row would be bad data.
     model = Linear(bad=range(20, 80, 4), value=value, where=slice(None))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     train_quietly(train_op, tmp_path, 60, on_nan='skip:3,rollback:2,raise')

@@ -1,4 +1,4 @@
-"""Weights that an explosion has ruined, though finite: what is skipped, saved and restored."""
+"""Finite weights that an explosion has ruined: which steps are skipped, what is saved, restored."""
 
 import os
 
@@ -16,7 +16,7 @@ def linear(rates, decay=0.0, bad=None):
     """The train op of a regression on 8 numbers, with a learning rate for each step.
 
     Args:
-      rates: the last one is that of all further steps.
+      rates: the learning rates by step; the last one is used for all further steps.
       decay: the factor of the sum of squares of the weights.
       bad: the draw, from 0 on, whose batch has a row that is far too large.
     """
@@ -55,7 +55,7 @@ def test_those_of_the_first_update_are_kept_apart_and_a_restart_begins_before_it
     apart = str(tmp_path / 'slimguard' / 'ruined.ckpt')
     begins = ', as %s; a restart begins at %s.' % (apart, tmp_path / 'model.ckpt-0')
     assert sum(line.endswith(begins) for line in lines) == 1
-    reader = tf1.train.load_checkpoint(apart)  # nothing is lost if the weights are good
+    reader = tf1.train.load_checkpoint(apart)  # so that no weights are lost if they are good
     assert reader.get_tensor('global_step') == 1
     assert 1e3 < abs(reader.get_tensor('w')).max() < np.inf
     with tf.Graph().as_default():
@@ -81,7 +81,7 @@ def test_at_the_end_of_a_chain_they_give_way_to_what_was_restored(tmp_path):
 
 @pytest.mark.parametrize('decay', [1e-3, 0.0])
 def test_after_two_good_steps_no_further_one_is_skipped(decay, tmp_path):
-    """With the decay the weights alone overflow, whatever the batch is."""
+    """With the decay, the weights alone make the loss overflow, whatever the batch."""
     rates = [0.01, 1e22, 1e-3]
     train(tmp_path, linear(rates, decay), 'skip:5,rollback:1x1e-20,raise')
     (record,) = records_in(tmp_path)

@@ -51,7 +51,7 @@ def test_bad_steps_are_held_and_told_on_a_second_device(tmp_path, policy, soft):
     assert len(found) == 2
     for bundle in found:
         assert_diagnosed(bundle)
-    # A process that has no such device.
+    # The replay is a process without that device.
     replayed = forked_python('-m', 'slimguard', 'replay', found[0], cwd=str(tmp_path))
     assert replayed.returncode == 0, replayed.stderr[-3000:]
     assert 'The failure came back: not finite: ' in replayed.stdout

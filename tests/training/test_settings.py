@@ -1,4 +1,4 @@
-"""What a hook leaves open is as its training says; what a user says of a hook stays as it is."""
+"""A training sets what a hook leaves open; what a user set in a hook stays as it is."""
 
 import pytest
 import tensorflow as tf
@@ -12,12 +12,12 @@ tf1 = tf.compat.v1
 
 
 def said_by(hook):
-    """What a user said, and a training may say as well."""
+    """The attributes of a hook that a training has settings for, too."""
     return hook.max_loss, hook.logdir, hook.ends_job
 
 
 class Seeing(tf1.train.SessionRunHook):
-    """Keeps what another hook says while a training runs."""
+    """Collects the values of `said_by` for another hook while a training runs."""
 
     def __init__(self, hook):
         self._hook = hook
@@ -28,14 +28,14 @@ class Seeing(tf1.train.SessionRunHook):
 
 
 def assert_limited(hook, seen, logdir):
-    """The loss was limited, and recorded; and the hook says what it said before."""
+    """The loss was limited, and the incident recorded; the hook's attributes did not change."""
     (incident,) = hook.incidents
     assert 'max_loss' in incident.reason and slimguard.read_incidents(logdir)
     assert seen == {(None, None, True)} == {said_by(hook)} and hook.max_loss_now is None
 
 
 def build():
-    """A model of which the second step has a loss of 1e8, and its hook."""
+    """A model whose third batch has a loss of 1e8, and its hook."""
     model = Linear((2,), value=1e4)
     return model, slimguard.NanLossHook(model.loss, on_nan='skip')
 

@@ -1,6 +1,6 @@
 """SIGTERM and Ctrl-C: no step is lost, and signals do afterwards what they did before.
 
-`test_every_loop` has what each loop does at one of them; here are their ways of coming.
+`test_every_loop` tests what each loop does at one signal; here are the ways in which signals come.
 """
 
 import gc
@@ -71,7 +71,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, twice)
     assert train.drawn == 3
-    assert checkpoint_at(tmp_path) == (3, [])  # saved all the same
+    assert checkpoint_at(tmp_path) == (3, [])  # the state was saved
 
 
 @pytest.mark.full
@@ -190,7 +190,7 @@ def test_signals_end_an_inner_training_and_then_the_outer_one(tmp_path):
     assert checkpoint_at(tmp_path / 'outer') == (3, [])
 
 
-# In a loop of TensorFlow's, a signal may come between two steps as well.
+# In a loop of TensorFlow's own, a signal may also come between two steps.
 
 
 def is_heard():
@@ -220,7 +220,7 @@ def test_ctrl_c_between_two_steps_saves_once_and_is_raised_where_the_program_is(
                 press_ctrl_c()
             assert checkpoint_at(tmp_path) == (1, [])
             assert not is_heard()
-            # The program has caught it and goes on; the next one is heard as well.
+            # The program has caught the KeyboardInterrupt and goes on; the next Ctrl-C works, too.
             session.run(train_op)
             assert not session.should_stop()
             del saved[:]
@@ -280,7 +280,7 @@ def test_two_hooks_give_the_signals_back(tmp_path):
     assert not is_heard()
 
 
-# A program that trains in slim's loop. What a test changes of it comes between its parts.
+# A program that trains in slim's loop. Tests insert their changes between its parts.
 
 
 FUNCTIONS = """
@@ -363,7 +363,7 @@ STEP_WAITS = """
 fourth_step = wait
 """
 
-# The step ends when it is too late for it, while the state before it is being saved.
+# The step ends too late: the state before it is being saved already.
 STEP_ENDS_DURING_THE_SAVE = """
 is_saving, has_ended = threading.Event(), threading.Event()
 
@@ -506,8 +506,8 @@ def test_preemption_seconds_is_how_long_a_step_is_waited_for(loop, tmp_path):
     assert checkpoint_at(tmp_path) == (2, [])
 
 
-# Two steps, and what a test does after them. Python calls both handlers at once where both signals
-# have come: they are held up until then.
+# Two steps, then the code of a test. Signals are blocked until both have come, since Python then
+# calls both handlers at once.
 _BETWEEN_STEPS = """
 import os, signal, sys, threading
 import tensorflow.compat.v1 as tf1
@@ -588,7 +588,7 @@ def test_a_second_ctrl_c_waits_for_the_save_between_steps(tmp_path):
         child.wait_for('waiting')
         child.send(signal.SIGINT)
         child.go_on()
-        child.wait_for('caught')  # and does not begin another one
+        child.wait_for('caught')  # and begins no further step
         assert child.wait() in (-signal.SIGINT, 1)  # 1 before Python 3.8
     assert checkpoint_at(tmp_path) == (2, [])
 
@@ -639,7 +639,7 @@ tf1.train.MonitoredTrainingSession(hooks=[Failing(loss, logdir=sys.argv[1])])
 
 @pytest.mark.full
 def test_a_session_that_is_freed_with_the_interpreter_does_not_keep_it(tmp_path):
-    """Nobody closes it, and the thread that hears of signals runs no more."""
+    """Nobody closes the session, and the thread that handles signals has ended."""
     run = forked_python('-c', _NEVER_CLOSED, tmp_path / 'logs')
     assert run.returncode == 1
     assert run.stderr.rstrip().endswith('ValueError: after it was made')

@@ -17,7 +17,7 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
-# One of slimguard's own, and one in a script that nobody edited.
+# A loop of slimguard's own, and one of an unedited script.
 TWO = {name: LOOPS[name] for name in ('slimguard.train', 'unedited: a plain session')}
 two_loops = pytest.mark.parametrize('loop', cells(TWO))
 
@@ -102,7 +102,7 @@ def test_a_loss_that_falls_far_below_zero_is_told_with_its_sign(tmp_path):
 
 
 class Drawn:
-    """A batch of random numbers; with a NaN at some draws."""
+    """Draws batches of random numbers, some of them with a NaN."""
 
     def __init__(self, bad):
         self._bad = bad
@@ -194,7 +194,7 @@ class TestWhatIsASpike:
         x = tf.reshape(tf.cast(drawn, tf.float32), [3])
         weights = tf1.get_variable('w', [3], initializer=tf1.ones_initializer())
         step = tf1.train.get_or_create_global_step()
-        # The gradient of a root at 0 is Inf.
+        # At step 15 the gradient of the square root is Inf, and the loss is finite.
         spoiled = tf.where(tf.equal(step, 15), tf.zeros([3]), 1 + tf.abs(x))
         far = tf.where(tf.equal(step, 15), 1e6, 1.0)
         loss = far * (1 + tf.reduce_sum(tf.sqrt(tf.abs(weights * 0 + weights) * spoiled)))
@@ -293,7 +293,7 @@ def test_short_gradients_are_known_together(size, tmp_path):
 
 
 def scalars_in(logdir):
-    """By tag, the steps of the scalars of ours in the event files of a folder."""
+    """By tag, the steps of slimguard's scalars in the event files of a folder."""
     found = events_in(logdir)
     return {tag: found[tag] for tag in found if tag.startswith('slimguard/')}
 

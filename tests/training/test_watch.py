@@ -196,7 +196,7 @@ def test_a_plain_session_is_watched_once_at_a_time():
     watched = slimguard.watch(session)
     with pytest.raises(ValueError, match='session is watched already'):
         slimguard.watch(session)
-    del watched  # as where a notebook's cell is run once more
+    del watched  # as when a notebook's cell runs again
     slimguard.watch(session).close()
 
 
@@ -287,7 +287,7 @@ def test_a_session_that_is_never_closed_says_what_was_skipped_and_no_more(tmp_pa
 
 
 class TestMakeCallable:
-    """What `make_callable` of a watched session returns runs steps as its `run` does."""
+    """A callable that a watched session makes runs steps as its `run` does."""
 
     def test_the_policy_acts(self, tmp_path):
         train_op, x = fed_train_op()
@@ -306,7 +306,7 @@ class TestMakeCallable:
             assert session.make_callable(x * 2, [x])([2.0]).tolist() == [4.0]
             with pytest.raises(TypeError, match='expected 1 values to feed, not 0'):
                 session.make_callable(train_op, [x])()
-            session.make_callable(train_op, [x])([2.0], 'too much')  # as TensorFlow takes it
+            session.make_callable(train_op, [x])([2.0], 'too much')  # TensorFlow accepts this
 
     def test_a_session_whose_run_knows_no_options(self):
         class Short(tf1.Session):
@@ -362,7 +362,7 @@ for settings in dict(on_nan='skip'), dict(on_nan=back, logdir=sys.argv[1]):
 
 @pytest.mark.full
 def test_tensorflow_does_not_warn_of_what_a_new_session_is_asked(tmp_path):
-    """Such as ops that were made after its first run, and variables that are not there yet."""
+    """It would warn of ops that were made after the first run, and of uninitialized variables."""
     run = python('-c', _AS_IN_THE_README, tmp_path, variables={'TF_CPP_MIN_LOG_LEVEL': '0'})
     assert run.returncode == 0, run.stderr
     assert run.stderr.count('slimguard:incident 1') == 2
@@ -371,7 +371,7 @@ def test_tensorflow_does_not_warn_of_what_a_new_session_is_asked(tmp_path):
 
 
 def test_a_queue_that_training_fills_is_filled_in_its_thread():
-    """As the tokens of a SyncReplicasOptimizer are."""
+    """A queue like that of a SyncReplicasOptimizer's tokens."""
     weight = tf1.get_variable('weight', initializer=1.0)
     train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight**2)
     queue = tf1.FIFOQueue(9, [tf.float32], [()])
@@ -430,7 +430,7 @@ def test_a_rollback_does_not_go_to_what_was_trained_before_the_variables_were_ma
     assert incident.restored.endswith('model.ckpt-0')
 
 
-# What is written beside a step, or on top of it.
+# Writes beside a step, or on top of it.
 
 
 def test_a_counter_beside_the_step_is_told_of_once(caplog):
@@ -448,7 +448,7 @@ def test_a_counter_beside_the_step_is_told_of_once(caplog):
 
 
 def with_an_update():
-    """A guarded train op, the update that it makes besides, and what both are fed."""
+    """A guarded train op, the further update that it makes, and the placeholder of both."""
     weight = tf1.get_variable('weight', initializer=1.0)
     mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
     x = tf1.placeholder(tf.float32, [])
@@ -511,7 +511,7 @@ def guarded(bad=()):
 
 
 def average_on_top(model, train_op):
-    """What TensorFlow's documentation of `ExponentialMovingAverage` makes of a train op."""
+    """A moving average that depends on the train op, as in TensorFlow's documentation."""
     with tf.control_dependencies([train_op]):
         return tf1.train.ExponentialMovingAverage(0.9).apply([model.weights])
 
@@ -530,7 +530,7 @@ def branch_on_top(model, train_op):
 
 
 def steps(session, train_op, number):
-    """Runs the variables' initializers, and then the op; the state before the last step."""
+    """Initializes the variables, and runs the op; returns the state before the last step."""
     session.run(tf1.global_variables_initializer())
     before = None
     for _ in range(number):

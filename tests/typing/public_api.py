@@ -1,6 +1,6 @@
-"""The snippets of the docs, for the type checker: never run. A wrong call has to be an error.
+"""Code for the type checker, as in the docs; it is never run. Wrong calls must be type errors.
 
-Where ``# pyright: ignore`` covers no error, pyrightconfig.json makes that an error as well.
+These have ``# pyright: ignore``; if there is no error to ignore, pyrightconfig.json makes one.
 """
 
 import pathlib

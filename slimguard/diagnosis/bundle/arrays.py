@@ -49,7 +49,7 @@ def load(archive: zipfile.ZipFile, name: str, dtype: str) -> np.ndarray:
     """Reads an array that is expected to have `dtype`, the name of a TensorFlow dtype.
 
     Raises:
-      ValueError: if it has another. numpy and zipfile may raise other errors.
+      ValueError: if it has another dtype. numpy and zipfile may raise other errors.
     """
     value = _read(archive, name)
     if dtype == 'string':
@@ -63,7 +63,7 @@ def load(archive: zipfile.ZipFile, name: str, dtype: str) -> np.ndarray:
 
 
 def _is_known(dtype: np.dtype) -> bool:
-    """Whether a dtype is numpy's own, so that numpy can read the name that it writes for it."""
+    """Whether a dtype is numpy's own. Others, such as bfloat16, numpy writes but cannot read."""
     return dtype.isbuiltin == 1
 
 

@@ -57,7 +57,7 @@ def paths(logdir: files.Path) -> List[str]:
     """
     parent = folder(logdir)
     bundles = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
-    # A link leads to one that is not ours to remove.
+    # A symbolic link is left out: old bundles are removed, and the link's target is not ours.
     bundles = [path for path in bundles if not os.path.islink(path) and is_bundle(path)]
     return sorted(bundles, key=_order)
 
@@ -89,7 +89,7 @@ class Bundle(NamedTuple):
       incident: the fields of the `Incident`, a dictionary.
       diagnosis: the fields of the `Diagnosis`, or None if there was none.
       text: the diagnosis in a few lines.
-      versions: of TensorFlow, numpy, Python and slimguard, where it was made.
+      versions: the versions of TensorFlow, numpy, Python and slimguard that made it.
       values: what the step drew, by Tensor names.
       exported: the step.
       history: the last steps, as `History.to_dict` gives them; None if they are not known.
@@ -177,7 +177,7 @@ def _require_kinds(content: Dict[str, Any], kinds: Dict[str, Any]) -> None:
 
 def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str, np.ndarray]]:
     """Reads arrays out of an .npz, one by one."""
-    if dtypes:  # an empty one is so short that zipfile seeks before its start; a GFile cannot
+    if dtypes:  # in an empty archive zipfile seeks to before the start, which no GFile can do
         with _archive(folder, name) as archive:
             for each, dtype in dtypes.items():
                 yield each, arrays.load(archive, each, dtype)

@@ -1,8 +1,8 @@
 """Writes a bundle: the step, what it drew, the state before it, and what happened; removes others.
 
-A bundle is written under the name that it will have, ``incident.json`` last, and removed with that
-file first. A folder without it is no bundle: somebody is writing it, or was killed while writing.
-That holds on object stores too, where no folder can be renamed in one step.
+A bundle is written under its final name, ``incident.json`` last, and removed with that file first.
+A folder without it is no bundle: a process is writing it, or was killed while writing. This works
+on object stores, too, where no folder can be renamed in one step.
 """
 
 import itertools
@@ -23,8 +23,8 @@ from slimguard.diagnosis.exported_step import ExportedStep, export
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 
-# The bundles that this process made. The record names them for good, so the name of a removed
-# bundle is not used again.
+# The bundles that this process made. The record of incidents still names a bundle after its
+# removal, so its name is not used again.
 _made: Set[str] = set()
 
 
@@ -37,7 +37,7 @@ def write(
     """Writes a bundle, and removes those beyond `max_bundles`, as `_remove_beyond` says.
 
     Readers never see it half-written. If it cannot be finished, nothing of it is left. On a disk of
-    this machine it leaves room for two more of its size, since a checkpoint is about as large.
+    this machine it is written only if two more of its size fit: the next checkpoint needs the room.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
@@ -73,7 +73,7 @@ def write(
             dtypes = arrays.save(file, bad_step.values.items())
         content = {
             'version': reading.VERSION,
-            'time': incident.time,  # near the beginning: readers of the time stop there
+            'time': incident.time,  # near the beginning: `reading._order` reads only that
             'versions': _versions(),
             'incident': incident.to_dict(),
             'diagnosis': diagnosis,
@@ -112,7 +112,7 @@ def _create(path: str) -> Any:
 
 
 class _RemoteFile:
-    """A file on another file system, written from its beginning to its end, as zipfile can."""
+    """A file on a remote file system. It cannot seek, so zipfile writes it from start to end."""
 
     def __init__(self, path: str):
         self._file = tf.io.gfile.GFile(path, 'wb')
@@ -141,7 +141,7 @@ def _versions() -> Dict[str, str]:
 
 
 def _to_json(thing: Any) -> Any:
-    """JSON has no NaN: there, such a number is one of the strings NaN, Infinity and -Infinity."""
+    """`thing` in the types of JSON. NaN and Inf become the strings NaN, Infinity and -Infinity."""
     as_dict = getattr(thing, '_asdict', None)  # of a NamedTuple
     thing = thing if as_dict is None else as_dict()
     if isinstance(thing, dict):
@@ -164,7 +164,7 @@ def _to_json(thing: Any) -> Any:
 def _make(parent: str, step: Optional[int]) -> str:
     """Makes the folder for the bundle of a step, under a name that was never used.
 
-    On remote file systems, two trainings that share a logdir may choose the same name at once.
+    Except on remote file systems, where two trainings with one logdir may choose a name at once.
     """
     name = 'incident-%s' % ('unknown' if step is None else step)
     for number in itertools.count(1):

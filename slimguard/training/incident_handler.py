@@ -50,7 +50,7 @@ class IncidentHandler:
       training: its `evidence` examines bad steps; it saves before an error ends it.
       rollbacks: restores earlier states.
       ends_job: whether the end of this training ends the job.
-      last_words: returns what else the last line says, or ''.
+      last_words: returns a text for the end of the last log line, or ''.
 
     Attributes:
       job: the process's part in a job of several processes, or None.
@@ -86,7 +86,7 @@ class IncidentHandler:
     ) -> None:
         """Examines, decides, acts and records.
 
-        An error of the user's callable leaves here once the incident is recorded; as a
+        If the user's callable raises, its error is raised here once the incident is recorded; as a
         RuntimeError, if a loop would take it for the end of the input.
 
         Args:
@@ -118,7 +118,7 @@ class IncidentHandler:
     # Examine and decide.
 
     def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
-        """Also notes the action to come, for the bundle."""
+        """Examines the step, chooses the policy, and writes the bundle, which names the action."""
         try:
             if opened.is_spike:
                 self._rollbacks.snapshots.step_was_spike()
@@ -134,7 +134,7 @@ class IncidentHandler:
         self._keep(opened, Depth.FULL if is_policy and policy.ends else Depth.DRAWN)
 
     def _depth_for(self, foreseen: Optional[Policy]) -> Depth:
-        """How far the decision needs a step searched; None if the user decides."""
+        """How far the decision needs the step searched; `foreseen` is None if the user decides."""
         if foreseen is None or not (foreseen.ends or isinstance(foreseen, Rollback)):
             return Depth.DRAWN
         is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes it
@@ -146,7 +146,7 @@ class IncidentHandler:
         is_explosion = found.kind == EXPLOSION and not opened.is_finite
         shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
         if is_explosion and shows_ruin and self._rollbacks.snapshots.is_wanted:
-            # The cause says by what.
+            # The diagnosis says what ruined them.
             opened.ruin = opened.ruin or 'the weights are taken for ruined'
         policy = self._policies.decide(opened.incident, opened.ruin, found.kind)
         opened.policy = self._last_policy = policy
@@ -162,14 +162,14 @@ class IncidentHandler:
         return policy
 
     def _examine(self, session, opened: OpenIncident, depth: Depth = Depth.DRAWN) -> None:
-        """Notes what made a step bad. The weights are as it found them: nobody acted yet."""
+        """Notes what made a step bad, before any action: the weights are those it began with."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             step = opened.incident, opened.labels
             opened.note_found(evidence.examine(session, *step, depth, opened.history))
 
     def _keep(self, opened: OpenIncident, depth: Depth) -> None:
-        """Writes the bundle; searches the step first as far as it was not."""
+        """Writes the bundle, after a search for the cause as far as `depth` asks."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             opened.note_found(evidence.keep(opened.found, opened.incident, depth))
@@ -191,7 +191,7 @@ class IncidentHandler:
     # Act.
 
     def act_on(self, run_context, incident: Incident) -> None:
-        """Applies the policy, when the user's method leaves it to that."""
+        """Applies the policy, when the user's `on_nan_loss` calls the one that it overrides."""
         opened = vars(run_context).get(_OPENED) or OpenIncident(incident)
         opened.take(incident)  # the user may pass on an incident that says more
         self._act(run_context, opened)
@@ -221,7 +221,7 @@ class IncidentHandler:
             self._policies.note_stop()
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
-        """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
+        """Rolls back; if that cannot be, makes the action 'raise'. Returns the new incident."""
         if not self._rollbacks.go_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
@@ -231,7 +231,7 @@ class IncidentHandler:
         return opened.incident
 
     def _advice_on(self, opened: OpenIncident) -> Optional[str]:
-        """Advice for a training that bad data end, or that rollbacks did not help; else None."""
+        """Advice if bad data end the training, or if rollbacks did not help; else None."""
         incident, policies = opened.incident, self._policies
         asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
         asks = asks or IS_RUINED in incident.reason
@@ -302,7 +302,7 @@ class IncidentHandler:
     # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
-        """Prepares a new session: at once if its variables have values, else before a step."""
+        """Prepares a new session if `at_once` and its variables have values; else before a step."""
         self._is_due = not at_once
         if at_once:
             try:
@@ -311,7 +311,7 @@ class IncidentHandler:
                 self._is_due = True
 
     def before_step(self, session) -> None:
-        """Prepares the session if it was too early for that before."""
+        """Prepares the session, if `enter` could not."""
         if self._is_due:
             self._is_due = False
             try:
@@ -370,7 +370,7 @@ _BY_SUBCLASS = 'on_nan_loss'
 # An error that a loop takes for the end of the input: it would leave as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
-# Where a run's context has the incident, for a method that leaves it to the policy.
+# The attribute of a `SessionRunContext` in which `act_on` finds the incident.
 _OPENED = '_slimguard_opened'
 
 

@@ -78,7 +78,8 @@ def train_with_slim(
         checkpoints = Restorer(saver, logdir, global_step)
         repair.resume_from_good(logdir)
         if given['summary_writer'] == default:
-            # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
+            # As the Supervisor makes it, but with a suffix: a SummarySaverHook's file might get the
+            # same name.
             given['summary_writer'] = tf1.summary.FileWriter(logdir, filename_suffix='.train')
         writer = given['summary_writer']
     training = Training(
@@ -141,7 +142,8 @@ def _warn_of_no_training(train_op) -> None:
 def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, Any]:
     """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
 
-    slim makes both too late: the gate reads the step, and we save before an error leaves.
+    slim would make both too late: the gate reads the step, and the save before an error needs the
+    saver.
     """
     with given['graph'].as_default():
         if given['global_step'] is None:
@@ -188,7 +190,7 @@ def unless_empty(logdir: Optional[files.Path]) -> Optional[files.Path]:
 
 def as_train_op(train_op: Any) -> TrainOp:
     """As `gates.as_train_op`; a ValueError for None, as in slim."""
-    if train_op is None and not tf.executing_eagerly():  # whose optimizers return None
+    if train_op is None and not tf.executing_eagerly():  # in eager mode optimizers return None
         raise ValueError('train_op cannot be None.')
     return gates.as_train_op(train_op)
 

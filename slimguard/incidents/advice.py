@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence
 
 from slimguard.system import texts
 
-# What a diagnosis says where the training had exploded: the op that shows it is not at fault.
+# How a diagnosis names an explosion of the training: the op that overflowed is not at fault.
 LARGE_WEIGHTS = 'The weights are as large as'
 FOR_A_JUMP = (
     'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
@@ -86,7 +86,8 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
-      reason: that of the incident. One that was held as a spike needs no advice to hold spikes.
+      reason: the incident's reason. If the step was held as a spike, the advice on spikes is left
+        out.
     """
     policy = 'rollback:3x%.1g' % (0.1 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
@@ -147,7 +148,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
 
 
 def without_bundle(told: str) -> str:
-    """Advice without the part about a bundle, which is gone by now."""
+    """Advice without the part about a bundle, for a bundle that was removed."""
     return told.partition(_REPLAY)[0]
 
 

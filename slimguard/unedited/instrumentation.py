@@ -1,4 +1,4 @@
-"""For code that is not edited: guards its sessions.
+"""`instrument`, for code that is not edited.
 
 Everything that the code then builds and trains is guarded:
 

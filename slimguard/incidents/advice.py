@@ -17,7 +17,7 @@ FOR_GROWTH = (
     'goes back to the weights before it.'
 )
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
-# By the words that a diagnosis uses for the cause; the first match counts.
+# The cures, by words of a diagnosis; the first match counts.
 BY_CAUSE = {
     'the learning rate went from': FOR_A_JUMP,
     'the loss went from': FOR_GROWTH,
@@ -51,7 +51,7 @@ BY_CAUSE = {
     'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
     'raise the limit; else train with a smaller learning rate, or clip the gradients.',
 }
-# By the phase of a diagnosis, for any other cause.
+# The cures for all other causes, by the phase of the diagnosis.
 BY_PHASE = {
     'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
     'a tf.where around the input (around the result alone it does not help the gradient).',
@@ -86,8 +86,7 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
-      reason: the incident's reason. If the step was held as a spike, the advice on spikes is left
-        out.
+      reason: the incident's reason; if the step was held as a spike, no advice on spikes is given.
     """
     policy = 'rollback:3x%.1g' % (0.1 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'

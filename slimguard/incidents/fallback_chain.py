@@ -94,7 +94,7 @@ class FallbackChain:
         """Notes that a step was skipped.
 
         Args:
-          is_decided: whether `decide` took the step; if not, it is counted here.
+          is_decided: whether `decide` has counted the step already.
           why: why the step was bad; None if it was not examined.
         """
         self._why_skipped = why or self._why_skipped

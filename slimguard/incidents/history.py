@@ -34,8 +34,7 @@ def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
     return steps
 
 
-# A learning rate that grows this many times in one step jumps; a number that is this many times its
-# median surges.
+# A learning rate jumps by this factor in one step; a number surges to this multiple of its median.
 _JUMP, _SURGE = 3.0, 10.0
 _LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
 # A number grew far if it is FAR times the largest usual one. With fewer than _FEW usual ones it has

@@ -77,7 +77,7 @@ def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
 
 
 def not_examined(incidents: Sequence[Any]) -> int:
-    """How many incidents of a kind were not examined, if any was."""
+    """How many incidents of a kind were not examined; 0 if none of the kind was."""
     count = sum(not each.diagnosis for each in incidents)
     return count if count < len(incidents) else 0
 
@@ -92,10 +92,7 @@ def _group_of(members: List[Incident]) -> Group:
 
 
 def _cause_and_line(incident: Any) -> str:
-    """The kind of a cause, and the user's line unless it is bad data, or an overflow.
-
-    From step to step an overflow moves from one line to another.
-    """
+    """The kind of a cause and the user's line, but no line for bad data, or for an overflow."""
     kind = kind_of(incident.cause)
     diagnosis = incident.diagnosis or ''
     if 'overflow' in kind or diagnosis.startswith(_OF_DATA):

@@ -56,7 +56,7 @@ class IncidentLog:
         clock: Callable[[], float] = time.monotonic,
         is_elsewhere: bool = False,
     ):
-        self.count = self._number = 0  # the number of the last incident is its place in the record
+        self.count = self._number = 0  # _number: the place of the last incident in the record
         self.logdir: Optional[str] = None
         self._file: Optional[IncidentFile] = None
         self._summary_writer = summary_writer

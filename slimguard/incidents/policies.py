@@ -57,7 +57,7 @@ class PolicyState:
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
-      skipped_at: the numbers of the steps skipped since the last rollback, of the last thousand.
+      skipped_at: the numbers of the steps skipped since the last rollback, among the last thousand.
     """
 
     def __init__(self):

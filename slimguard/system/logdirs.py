@@ -39,7 +39,7 @@ def require_logdir(logdir: files.Path) -> str:
 
 
 def meant_by(path: str) -> str:
-    """The parent folder of `path`, if `path` is the folder `slimguard` in it; else `path`."""
+    """The logdir, if `path` is the folder `slimguard` in a logdir; else `path`."""
     parent, name = os.path.split(path.rstrip('/'))
     with contextlib.suppress(*files.errors(path)):  # the code that opens it raises the error
         if name == _FOLDER and _has_any(files.list_dir(path), _MARKS_IN_FOLDER):

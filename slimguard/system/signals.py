@@ -25,10 +25,9 @@ _DEFAULTS: Dict[int, Any] = {
 class Listener:
     """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
 
-    The handlers run in the main thread, once it runs Python code. The thread does not wait for the
-    main thread: Python writes each signal to the wake-up descriptor as it comes, and the thread
-    reads there. A program with a wake-up descriptor of its own keeps it; then the thread gets no
-    signals.
+    The handlers run in the main thread, once it runs Python code. The thread need not wait for
+    that: Python writes each signal to the wake-up descriptor as it comes. A program with a wake-up
+    descriptor of its own keeps it; then the thread gets no signals.
 
     A training has `on_signal`, for the handlers; `on_wakeup`, `seconds_left` and
     `end_in_midst_of_step`, for the thread; and `tell_saved`, for its removal.
@@ -163,7 +162,7 @@ class Listener:
 
 
 def _keep_wakeup_fd(descriptor: int) -> None:
-    """Makes Python write signals to the program's own descriptor again; -1 if it has none."""
+    """Makes Python write signals to the program's own descriptor, unless that is -1, for none."""
     with contextlib.suppress(OSError, ValueError):  # its owner has closed it
         if descriptor != -1:
             signal.set_wakeup_fd(descriptor)

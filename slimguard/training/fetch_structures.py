@@ -18,9 +18,7 @@ from slimguard.graph import TrainOp, key, op_of
 
 
 def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
-    """The parts of a structure, and a function that rebuilds it from new parts.
-
-    None for a single fetch.
+    """The parts of a structure, and what rebuilds it from new parts; None for a single fetch.
 
     The structures are those that `Session.run` knows. A session makes each structure of values from
     the type of the fetches, except that it makes a plain list from any kind of list.
@@ -91,7 +89,7 @@ _ELEMENTS = (tf.Tensor, tf.Operation)
 
 
 def key_of(fetches):
-    """A key for `fetches`: the same for the same things in the same structure."""
+    """A hashable key for `fetches`, equal for the same objects in the same structure."""
     kind = type(fetches)
     if issubclass(kind, _ELEMENTS):  # the most frequent case first: the checks below are slow
         return id(fetches)
@@ -105,8 +103,7 @@ def key_of(fetches):
     return fetches if kind is str else id(fetches)
 
 
-# A cache of this size is cleared: a loop that makes new fetches or feeds in each step would fill it
-# without end.
+# Caches are cleared at this size: a loop may make new fetches or feeds in each step.
 _MOST_KNOWN = 1000
 
 _KEPT_AS = '_slimguard_inner_feeds'

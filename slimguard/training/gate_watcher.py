@@ -53,8 +53,7 @@ class GateWatcher(tf1.train.SessionRunHook):
       job: the process's part in a job of several processes, or None.
     """
 
-    # Whether other code gates the writes that a run makes beside its train op, or warns of them. If
-    # not, the watcher refuses runs whose writes go past a gate.
+    # Whether other code handles writes beside the train op; if not, this refuses or logs them.
     _guards_beside = False
 
     def __init__(
@@ -72,7 +71,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.on_nan, self._loss = on_nan, loss
         self.job: Optional[Job] = None
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
-        self._directory: Optional[str] = None  # of this training
+        self._directory: Optional[str] = None  # of this training's record
         self._ranks = gates.Ranks()
         self._joined = Training()
         self._be_idle()
@@ -161,7 +160,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self.ask(run_context, self.runs.run_for(run_context))
 
     def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
-        """The fetches and feeds of this hook for a run; None if `run` is None, for no step."""
+        """The fetches and feeds of this hook for a run; None if `run` is None: it is no step."""
         session = run_context.session
         if self.job is not None:
             with self._training.saving_before_errors(session):
@@ -249,7 +248,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._handler.record_unseen(opened, goes_back)
 
     def end_job(self) -> None:
-        """Ends the job that this process is the chief of, if any: its work is done."""
+        """On the chief of a job, ends the job, whose work is done."""
         if self.job is not None and self.job.is_chief and self._in_force.ends_job:
             self.job.end()
 
@@ -385,7 +384,7 @@ def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
 
 @contextlib.contextmanager
 def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
-    """Hands a training to the watchers among its hooks, before their `begin`, until its end."""
+    """Joins the watchers among `hooks` to a training, from before their `begin` to its end."""
     with contextlib.ExitStack() as stack:
         for hook in watchers_in(hooks):
             stack.callback(hook.leave)

@@ -62,8 +62,8 @@ class HookLoop:
         self._open = contextlib.ExitStack()  # what to undo when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         checkpoints = saver = None
-        # None if no caller shows it: then the job says it in `open`. The repair cannot wait for
-        # that, since the session restores a checkpoint before.
+        # None if no caller shows it; the job then tells it in `open`. That is too late for the
+        # repair, which has to come before the session restores a checkpoint.
         saves = calling.is_chief if handed.makes_sessions else True
         folder = directory if _trains(graph) else None
         if folder is not None and calling.dirs:  # the session saves there, not beside the record
@@ -144,7 +144,7 @@ class HookLoop:
     # The steps.
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Notes that a step begins."""
         if self._hears:
             self.training.signals.enter()
             self.training.signals.begin_step()

@@ -110,7 +110,7 @@ class HookedSession(SessionWrapper):
         known = gates.gates_of(self.graph)
 
         def through_gate(fetch):
-            # A step function may hold on to the train op that was given before it was guarded.
+            # A user's step function may still fetch the train op from before it was guarded.
             is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
             gate = known.get(op_of(fetch).name) if is_op else None
             return fetch if gate is None else gate.train_op

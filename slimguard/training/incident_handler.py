@@ -118,7 +118,7 @@ class IncidentHandler:
     # Examine and decide.
 
     def _examine_and_decide(self, session, opened: OpenIncident, is_policy: bool) -> None:
-        """Examines the step, chooses the policy, and writes the bundle, which names the action."""
+        """Also notes the action to come, for the bundle."""
         try:
             if opened.is_spike:
                 self._rollbacks.snapshots.step_was_spike()
@@ -137,7 +137,7 @@ class IncidentHandler:
         """How far the decision needs the step searched; `foreseen` is None if the user decides."""
         if foreseen is None or not (foreseen.ends or isinstance(foreseen, Rollback)):
             return Depth.DRAWN
-        is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes it
+        is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes that
         return Depth.FULL if is_sure else Depth.SHORT
 
     def _decide(self, opened: OpenIncident) -> Policy:
@@ -253,7 +253,7 @@ class IncidentHandler:
         return None
 
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
-        """Notes the error that ends the handling; raises another where a loop would misread it."""
+        """Notes the error that ends the handling; raises another if a loop would misread it."""
         if isinstance(error, NanLossError):
             error.logdir = self._incident_log.logdir
             opened.refresh(error)
@@ -292,7 +292,7 @@ class IncidentHandler:
         """Records an incident that no hook saw: its batch is skipped, or the job `goes_back`."""
         opened.note(action=Rollback.action if goes_back else Skip.action)
         gate = opened.gate
-        # A thread makes the runs beside the steps.
+        # A thread makes the runs beside the steps, so one may come after the last step.
         is_beside = gate is not None and gate.is_beside
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
         if not goes_back:
@@ -302,7 +302,7 @@ class IncidentHandler:
     # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
-        """Prepares a new session if `at_once` and its variables have values; else before a step."""
+        """Prepares a new session if `at_once` and its variables have values; `before_step` else."""
         self._is_due = not at_once
         if at_once:
             try:
@@ -364,7 +364,7 @@ _NOT_HELD = (
 # which a process of a job begins a new session.
 _ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 
-# The action where a subclass of NanLossHook decides by itself.
+# The action of an incident on which a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
 
 # An error that a loop takes for the end of the input: it would leave as if all were well.

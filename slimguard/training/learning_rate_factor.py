@@ -25,7 +25,7 @@ class LearningRateFactor:
     """The factor of one training's learning rates: in its sessions, and in its logdir.
 
     Args:
-      rates: what multiplies the learning rates.
+      rates: multiplies the learning rates by the factor of a session.
       directory: returns where the checkpoints are; None while that is not known.
       ranks: the processes that train together. The first keeps the factor, and sends it to the
         others before they train.
@@ -45,7 +45,7 @@ class LearningRateFactor:
         self._kept_in: Optional[str] = None
 
     def enter(self, session) -> None:
-        """Sets the factor in a session before it trains, after a look at that in the logdir."""
+        """Sets the factor in a session before it trains; takes over a smaller one in the logdir."""
         self._catch_up()
         if self._ranks.exchange is not None:
             self._factor = float(self._ranks.exchange('factor', repr(self._factor))[0])

@@ -24,7 +24,7 @@ from slimguard.incidents.policies import Policy
 
 # The ops of `tf.debugging.check_numerics`.
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
-# The kinds of labels of a step whose values are all finite.
+# The kinds of labels of values that are finite, but out of bounds.
 _OUT_OF_BOUNDS = (gates.Label.LIMIT, gates.Label.NORM, gates.Label.RANK)
 
 
@@ -91,7 +91,7 @@ class OpenIncident:
         return self.incident
 
     def note_reason(self, more: str) -> None:
-        """Adds to the reason."""
+        """Adds `more` to the reason."""
         if more:
             self.remarks += more
             self.note(reason=self.incident.reason + more)
@@ -109,7 +109,7 @@ class OpenIncident:
             self.incident = incident
 
     def refresh(self, error: NanLossError) -> None:
-        """Replaces the incident of an error by its newest version, if it is one of these."""
+        """Gives an error that has an older version of the incident the newest."""
         if self._has(error.incident):
             error.incident = self.incident
 

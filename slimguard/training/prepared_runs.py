@@ -138,7 +138,7 @@ class _PreparedRun:
         targets: List[str] = []
 
         def place(fetch) -> int:
-            """Where the value of a single fetch is among all values; an operation's is the last."""
+            """The index of a fetch's value among all values; that of an operation is the last."""
             element = graph.as_graph_element(fetch)
             if isinstance(element, tf.Operation):
                 targets.append(element.name)
@@ -162,7 +162,7 @@ class _PreparedRun:
     def __call__(self, feed_values: Sequence[np.ndarray]) -> Any:
         """The values of the fetches, in their structure."""
         values = self._run(*feed_values)
-        values.append(None)  # of operations
+        values.append(None)  # the value of operations
         return self._read(values)
 
 
@@ -207,9 +207,9 @@ class _Feed:
         return array
 
     def _converted(self, value: Any) -> Optional[np.ndarray]:
-        """The array that a session makes of numbers; None if it makes none, or something else.
+        """The array that a session would make of numbers; None to leave the value to the session.
 
-        If the session would refuse a value, it should raise its own error.
+        So the session raises its own error for a value that it refuses.
         """
         if self._numpy.kind not in 'biuf' or not isinstance(value, _NUMBERS):
             return None

@@ -1,4 +1,4 @@
-"""The policy `Rollback`, carried out: which state to go back to, alone or with the whole job."""
+"""Carries out the policy `Rollback`: restores an earlier state, alone or with the whole job."""
 
 from typing import Any, Iterator, List, Optional, Union
 
@@ -55,7 +55,7 @@ class Rollbacks:
         self._went_back_to: Optional[str] = None
         self._went_back_step: Optional[int] = None
         self.limits: Optional[Histories] = None
-        self._job_went_back = 0  # how often
+        self._job_went_back = 0  # times
 
     def leave_ruin(self, session, opened: OpenIncident) -> None:
         """Saves the ruined weights apart, and restores the newest trusted state.

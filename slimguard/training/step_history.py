@@ -292,7 +292,7 @@ def _times(name: str, value: float, usual: Level) -> str:
 
 # Scalars in TensorBoard, as often as the summaries of the training.
 
-# Whether summaries are due now; it answers True once for each time.
+# Tells whether summaries are due; True once for each time that they are.
 IsDue = Callable[[], bool]
 
 

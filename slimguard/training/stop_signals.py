@@ -43,8 +43,8 @@ class StopSignals:
     end, and saves. `leave` then ends the process by SIGTERM if that came, or raises
     KeyboardInterrupt. A second Ctrl-C raises it as soon as Python runs.
 
-    Between two steps the loop of a program may do anything. A signal then saves the state at once,
-    unless the loop will ask for it, and ends the process or raises.
+    Between two steps the loop of a program may do anything. So a signal saves the state at once,
+    and ends the process or raises, unless the loop will still read `is_asked`.
 
     A step may wait for input that never comes, and Python's handlers wait with it. If the step does
     not end in time, a thread saves the state and ends the process. At a prompt and in a notebook,
@@ -133,11 +133,11 @@ class StopSignals:
         self._current = weakref.ref(session)
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Notes that a step begins."""
         self._is_in_step = True
 
     def end_step(self) -> None:
-        """The step has ended, with an error or without."""
+        """Notes that the step has ended, with an error or without."""
         self._is_in_step = False
 
     def run_step(self, session, run: Callable[..., Any], *args: Any) -> Any:
@@ -344,7 +344,7 @@ def _exit(status: int) -> None:
     Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
     """
     for child in multiprocessing.active_children():
-        with contextlib.suppress(Exception):  # it has ended, or the process that manages it has
+        with contextlib.suppress(Exception):  # the child, or the process that manages it, has ended
             if child.daemon:
                 child.terminate()
     _say_last_words()

@@ -42,7 +42,7 @@ class TrainingSettings(NamedTuple):
     progress: bool = False
     preemption_seconds: float = SECONDS
     spike: AnySpike = None
-    history: Optional[int] = None  # STEPS, unless a number is given
+    history: Optional[int] = None  # None stands for STEPS
 
     def require(self) -> 'TrainingSettings':
         """The settings, checked, with `logdir` absolute; raises TypeError or ValueError."""
@@ -86,7 +86,7 @@ class Training:
       evidence: by gate, its `Evidence`, which captures and examines bad steps; gates may be added.
       summary_writer: the `FileWriter` of its summaries, or None.
       summaries: as `Histories.summaries`; None if nothing writes summaries.
-      is_chief: whether this process is the chief; None for what the name of its device says.
+      is_chief: whether this process is the chief; None to go by the name of its device.
       makes_sessions: whether the loop makes its sessions. If so, the process takes part in its job,
         if there is one, and the hooks may run a session as soon as they have it. If not, the user's
         first run comes first, since its ops may not exist yet, and TensorFlow warns of ops that are

@@ -111,7 +111,7 @@ class Run:
             if history is not None and row[IS_GOOD]:
                 history.note_good(row)
             elif history is not None and reported:
-                # If threads train in one session, one may take the report of another's step.
+                # Of threads that train in one session, one may take the report of another's step.
                 history.note_bad(reported[-1], row, max_loss)
             incidents += reported
         for each, count in zip(self._beside, values[len(self.gates) :]):
@@ -197,8 +197,7 @@ class WatchedRuns:
       loss: a loss to watch if no gate knows it; None for none.
       refusal: how the error for a step of a train op without a gate begins; None to accept it, with
         a warning if there is no loss to watch.
-      row_of: returns the row of a gate's steps, given the gate and whether what a bad step drew is
-        kept.
+      row_of: given a gate and whether to keep what a bad step drew, returns the row to fetch.
       histories: the last steps of gates.
       guards_beside: whether other code gates writes beside a train op, or warns of them.
       watches_ahead: whether all gates are watched from the start, since the first run may bypass

@@ -93,7 +93,7 @@ class Account:
 
     @property
     def has_trained(self) -> bool:
-        """Whether any run is known to have trained, or written like that, guarded or not."""
+        """Whether any run is known to have trained or written values, guarded or not."""
         return bool(self.train_ops or self.refused or self.writing_runs)
 
     def note_run(self, train_ops: Sequence[str]) -> None:

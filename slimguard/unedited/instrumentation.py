@@ -121,7 +121,7 @@ class Instrumentation:
         log().info('sessions are guarded; on_nan=%r, max_loss=%r', on_nan, settings.max_loss)
 
     def uninstrument(self) -> None:
-        """Puts back what was there, everywhere."""
+        """Restores TensorFlow's methods and the signal handlers."""
         global _active
         if _active is not self:
             return

@@ -29,7 +29,7 @@ _MOST_NAMES = 3
 
 
 class Differentiated(NamedTuple):
-    """A loss, the ops that return its gradients, and the ops of the variables of these."""
+    """A loss, the ops that return its gradients, and the variables of these, by `_variable_of`."""
 
     loss: tf.Tensor
     gradients: List[tf.Operation]
@@ -49,7 +49,7 @@ class OptimizerNotes:
         patches.wrap(tf_private.gradients_module(), tf_private.GRADIENTS, self._gradients)
 
     def losses(self, graph: tf.Graph) -> List[Differentiated]:
-        """The floating tensors that were differentiated, in order."""
+        """The floating tensors that were differentiated, with their gradients, in order."""
         return kept_on(graph, 'losses', list)
 
     def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
@@ -150,7 +150,7 @@ class OptimizerNotes:
         with self._inside:
             computed = original(ys, xs, grad_ys, *args, **kwargs)
         if not self._inside:
-            # With `grad_ys`, the call continues from gradients that were computed before.
+            # With `grad_ys`, the call continues from other gradients, so `ys` are no losses.
             continues = any(each is not None for each in _flat(grad_ys))
             losses = [] if continues else list(map(_unscaled, _flat(ys)))
             self._note(losses, list(zip(computed, _flat(xs))))

@@ -1,8 +1,8 @@
 """Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
 
-Such as `session.run(mean.assign(...))`, for a running mean, a normalized weight, a loss scale that
-is doubled, a gradient that was fetched and is fed again. Every update that computes its value goes
-through a gate. A write that only copies a value, or sets a variable to a fed value, computes
+Examples are `session.run(mean.assign(...))` for a running mean, a normalized weight, a loss scale
+that is doubled, a gradient that was fetched and is fed again. Every update that computes its value
+goes through a gate. A write that only copies a value, or sets a variable to a fed value, computes
 nothing, and is not guarded.
 """
 
@@ -145,10 +145,7 @@ class _Updates:
         return [op for op in step if self._kept_of(op) or _inserts(op)]
 
     def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
-        """The ops of the variables and tables that get computed values.
-
-        None if the run also writes initial values.
-        """
+        """The ops of variables and tables that get computed values; none in an initializing run."""
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()

@@ -115,8 +115,8 @@ class PatchedSessions:
         if OWN_WORK:
             return
         note_opened(session)
-        # Here, since other threads, which may run the steps, cannot handle signals. A
-        # `slimguard.train` that makes this session handles them already.
+        # Signals are handled from here on: the steps may run in other threads, which cannot install
+        # handlers. A `slimguard.train` that makes this session has installed them already.
         self._signals.enter_if_first()
 
     @with_short_traceback
@@ -135,7 +135,7 @@ class PatchedSessions:
         return self._signals.run_step(session, *given)
 
     def release(self) -> None:
-        """Puts signal handlers back; bad steps of sessions that continue print or raise again."""
+        """Restores signal handlers; gates of sessions that go on print or raise for bad steps."""
         for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 watched.release()

@@ -1,8 +1,8 @@
 """Runs a script, or a module, as ``python`` itself would, and guards it and its children.
 
 A fork inherits the guard. A child that `multiprocessing` spawns, or that a fork server makes, does
-not: `multiprocessing` sends it data to prepare it, with which we send the `RunOptions`. The child
-is guarded just before it imports TensorFlow, if it does.
+not: it gets the `RunOptions` with the data by which `multiprocessing` prepares it. Such a child is
+guarded just before it imports TensorFlow, if it does.
 
 Imports TensorFlow only to guard.
 """
@@ -99,7 +99,7 @@ def note_interrupt(error: KeyboardInterrupt) -> None:
 def _end_by_ctrl_c(line: str) -> None:
     """Ends the process as a Ctrl-C does that nobody handles, so that its exit status tells."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with contextlib.suppress(OSError):  # not print, in the midst of which the signal may come
+    with contextlib.suppress(OSError):  # not print: the signal may have interrupted one
         os.write(2, ('slimguard: %s\n' % line).encode())
     os.kill(os.getpid(), signal.SIGINT)
 

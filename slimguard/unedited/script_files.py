@@ -180,7 +180,7 @@ def _size_of(prefix: str) -> int:
 
 
 def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
-    """Whether a saver restores all of a checkpoint, which holds all variables of the graph."""
+    """Whether a saver restores a whole checkpoint, and this holds all variables of the graph."""
     restore = graph.get_operation_by_name(saver.as_saver_def().restore_op_name)
     restores = [op for op in graphs.ancestors([restore]) if op.type == 'RestoreV2']
     names = [tf.get_static_value(op.inputs[1]) for op in restores]

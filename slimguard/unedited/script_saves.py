@@ -115,8 +115,7 @@ class ScriptSaves:
 
         Args:
           session: the session.
-          is_to_be_found: whether a restart has to find it; then it makes no ``...-last``, but
-            returns None.
+          is_to_be_found: whether a restart has to find it; then None in place of a ``...-last``.
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:

@@ -35,7 +35,7 @@ from slimguard.unedited.train_steps import GuardedStep
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
-    """The error with which 'stop' ends a loop: the same as at the end of the input.
+    """The error with which 'stop' ends a loop that does not ask for it: that of an ended input.
 
     A MonitoredSession accepts exactly that type.
     """
@@ -215,7 +215,7 @@ class ScriptSession:
 
     def _run_step(self, known: HookedStep, *given):
         (mine, _), is_asked = known.run(*given)
-        if is_asked:  # for a loop that continues all the same
+        if is_asked:  # the script's loop does not ask, and would go on
             raise stop_error(self._watcher.incidents[-1])
         return mine
 
@@ -241,8 +241,7 @@ def _of_script(values: Any) -> Any:
 class _OfTensorFlow(SessionWrapper):
     """A session of the script, with TensorFlow's own `run`.
 
-    A subclass in the script may have a `run` of its own. That called this run, and must not be
-    called again.
+    A subclass in the script may have a `run` of its own, which has called this one already.
     """
 
     def __init__(self, session, run: Callable):

@@ -267,7 +267,7 @@ def _file_of_the_script() -> Optional[str]:
     return _scripts_file or getattr(sys.modules.get('__main__'), '__file__', None)
 
 
-# The file of the top package for `run -m`: Python imports it before ``__main__`` has a file.
+# The file of the package that `run -m` runs: Python imports it before ``__main__`` has a file.
 _scripts_file = ''
 
 

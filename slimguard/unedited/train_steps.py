@@ -4,8 +4,8 @@ A script may build anything around what its optimizer returns: a group with movi
 that waits for the update. Only a run shows which op is the step. So the gate is made for the
 fetched ops, and from then on runs fetch the gate's tensors in their place.
 
-An op that a session has run once can get no new inputs. So before a session sees new updates, the
-last ops that were built around them are guarded ahead; most scripts fetch these.
+Ops that are in the graph when a session runs can get no new inputs later. So before the first run
+with new updates, the last ops built around them are guarded; most scripts fetch these.
 """
 
 import dataclasses

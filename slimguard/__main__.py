@@ -54,7 +54,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             run.note_interrupt(error)
         raise
     finally:
-        if arguments is not None:  # else this process ends, and its exit handlers come after us
+        if arguments is not None:  # else the process ends, and its exit handlers need the changes
             lent.close()
 
 

@@ -65,7 +65,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
       on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
         `Incident` and returns any of these, or None to leave it to `fail_on_nan_loss`; or a list of
-        these, in which the next takes over when one is used up.
+        these, of which the first that still applies takes the incident.
       max_loss: a larger loss is an incident, too; a positive finite number. Default: no limit.
         `slimguard.guard` says what it can do, and what it cannot.
       logdir: the directory for the record of incidents (``slimguard/incidents.jsonl``), in which a

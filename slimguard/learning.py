@@ -30,7 +30,7 @@ from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
 
 _slim = compat.import_slim().learning
-# Kept, as code may put the functions below in the place of `_slim`'s own.
+# Taken now: users may later replace the functions of `_slim` by those below.
 _slim_create_train_op = _slim.create_train_op
 _slim_train = _slim.train
 
@@ -171,15 +171,15 @@ def train(
       ends, or KeyboardInterrupt is raised. A step that takes longer than `preemption_seconds` is
       not waited for, nor is any step after a second Ctrl-C. At a prompt or in a notebook, Ctrl-C
       never ends the process.
-    * Histogram summaries leave out values that are not finite, where TensorFlow's own end the
+    * Histogram summaries leave out values that are not finite; TensorFlow's own would end the
       training.
     * The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end
       all, and a rollback takes all back to the newest finite checkpoint. If a process is gone for a
       while (`AbortedError`, `UnavailableError`), the others begin a new session.
 
     Args:
-      train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
-        or any other (see `slimguard.guard`).
+      train_op: a Tensor that applies the gradients and returns the loss, from `create_train_op`,
+        or any other train op (see `slimguard.guard`).
       logdir: the directory for checkpoints and summaries: a str, bytes or `os.PathLike`, or a URL
         of a file system that `tf.io.gfile` knows. A relative path is made absolute here, so a later
         `os.chdir` changes nothing. None to write none.
@@ -238,7 +238,7 @@ def train(
     train_op = slim_training.as_train_op(train_op)
     slim_training.require_trainable(train_op, graph, saver)
     hooks, watcher = with_watcher(hooks or (), on_nan, settings)
-    # Only slim's own step, with its own arguments, can be replaced by the faster one.
+    # Only slim's own step function, with its own arguments, can be replaced by a faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)

@@ -52,7 +52,7 @@ def positive(text: str) -> float:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Reads a whole number of at least so much."""
+    """A reader of whole numbers that are at least `least`."""
 
     def read(text: str) -> int:
         if not text.isdigit() or int(text) < least:
@@ -95,7 +95,7 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
 
 
 def _near(path: str) -> str:
-    """The end of an error about a missing folder: the bundles beside it, or what names a logdir."""
+    """The end of an error about a missing folder: the bundles beside it, or what names logdirs."""
     parent = os.path.dirname(path)
     names: List[str] = []
     with contextlib.suppress(OSError):
@@ -113,8 +113,8 @@ def find_tensorflow(as_json: bool = False, besides: str = '') -> None:
     """Looks for TensorFlow, imports nothing; ends the command with a sentence if there is none.
 
     Args:
-      as_json: whether to say so in a document.
-      besides: what else to say then.
+      as_json: whether the sentence goes into a JSON document.
+      besides: the end of the sentence.
     """
     try:
         compat.require_tensorflow()
@@ -140,7 +140,7 @@ def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
 def _without_stderr() -> Iterator[None]:
     """Drops the lines that TensorFlow's libraries print when they are loaded.
 
-    No variable silences all of them. An import that fails raises an error all the same.
+    No environment variable silences all of them. An import that fails still raises its error.
     """
     try:
         stderr = os.dup(2)
@@ -157,7 +157,7 @@ def _without_stderr() -> Iterator[None]:
 
 
 def require_file_system(folder: str) -> None:
-    """Refuses a directory, existing or not, on a file system that TensorFlow does not support."""
+    """Ends the command if TensorFlow does not support the directory's file system."""
     try:
         files.exists(folder)
     except files.errors(folder) as error:
@@ -165,7 +165,7 @@ def require_file_system(folder: str) -> None:
 
 
 def require_logdir(folder: str, as_json: bool = False) -> None:
-    """Refuses a directory in which no training has left anything."""
+    """Ends the command if the directory holds nothing of a training."""
     missing = logdirs.what_is_missing(folder)
     if missing is not None:
         refuse(missing, as_json)

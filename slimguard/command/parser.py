@@ -1,4 +1,4 @@
-"""The commands and their options; tells a script's part of a command line from ours."""
+"""The commands and their options; splits a command line into our part and the script's."""
 
 import argparse
 import difflib
@@ -15,7 +15,7 @@ _RUN_USAGE = (
 )
 # Options that no other program is likely to have.
 _OUR_WORDS = frozenset(['--on_nan', '--spike', '--tf1'])
-# Options that a script may have, too, but hardly beside one of those.
+# Options that a script may have as well, but hardly together with one of _OUR_WORDS.
 _BESIDE = frozenset(['--max_loss', '--max_bundles', '--preemption_seconds', '--capture'])
 _EXAMPLES = """examples:
   slimguard run --on_nan=skip train.py --batch_size=32    options of the script come after it
@@ -122,7 +122,7 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
 def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     """The script's arguments that look as if they were meant for `run`.
 
-    It leaves out options that `run` was given, too, and options that scripts often have.
+    These are options that `run` was not given itself, and that scripts seldom have.
     """
     own = {_name_of(argument) for argument in ours}
     theirs = list(script[1:])
@@ -145,7 +145,7 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 
 
 def _no_command(given: str, commands: Iterable[str]) -> str:
-    """The error for a command that is none, with the one that may be meant."""
+    """The error for an unknown command, with the one that may be meant."""
     if os.path.exists(given) and not difflib.get_close_matches(given, commands):
         return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
     near = difflib.get_close_matches(given, commands, 1) or commands

@@ -4,9 +4,8 @@ The JSON document has
 
 * `logdir` and `record`, two paths;
 * `unreadable_lines`, how many lines of the record are no incident;
-* `left_out`, how many incidents were not read, since only the newest 50,000 are;
-* `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions`, which counts
-  each action, and `not_examined`, how many are in the group only for their symptom;
+* `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions` (how often
+  each was taken), and `not_examined` (how many were not examined, and only share the symptom);
 * `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
 """
 

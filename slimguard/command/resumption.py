@@ -2,13 +2,15 @@
 
 The JSON document has
 
-* `logdir`; and `repair`, a sentence on what ``--repair`` did, or null;
+* `logdir`;
+* `repair`, a sentence on what ``--repair`` did, or null;
 * `checkpoints`, from the oldest to the newest, each with `name`, `path`, `step`, `time` (seconds
   since the epoch), `bytes`, `is_good`, `damage` (a sentence, or null if it is whole) and
   `non_finite` (names of variables);
-* `restart`, with the restarts of `slimguard` and of plain `tensorflow`: `resumes_from` (a path or
-  null), `is_good` and `said`; or null if there is nothing to resume from;
-* `is_good`, whether both resume from a good checkpoint, or there is none.
+* `restart`, with a restart of `slimguard` and one of plain `tensorflow`, each with `resumes_from`
+  (a path or null), `is_good` and `said`, or null if there is nothing to resume from;
+* `is_good`, whether both resume from a good checkpoint; without any checkpoint, it is false only
+  after ``--repair``.
 """
 
 import argparse

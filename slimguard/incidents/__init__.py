@@ -12,5 +12,5 @@ The files:
     advice.py           sentences that say what may help
     incident_log.py     the log line of an incident; hands it to the record and TensorBoard, too
     record_file.py      the record, slimguard/incidents.jsonl: appends, reads and lists it
-    incident_groups.py  incidents of one cause, together
+    incident_groups.py  groups incidents by cause
 """

@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence
 
 from slimguard.system import texts
 
-# What a diagnosis says where the training had exploded: the op that shows it is not at fault.
+# How a diagnosis names an explosion of the training: the op that overflowed is not at fault.
 LARGE_WEIGHTS = 'The weights are as large as'
 FOR_A_JUMP = (
     'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
@@ -17,7 +17,7 @@ FOR_GROWTH = (
     'goes back to the weights before it.'
 )
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
-# By the words that a diagnosis uses for the cause; the first match counts.
+# The cures, by words of a diagnosis; the first match counts.
 BY_CAUSE = {
     'the learning rate went from': FOR_A_JUMP,
     'the loss went from': FOR_GROWTH,
@@ -51,7 +51,7 @@ BY_CAUSE = {
     'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
     'raise the limit; else train with a smaller learning rate, or clip the gradients.',
 }
-# By the phase of a diagnosis, for any other cause.
+# The cures for all other causes, by the phase of the diagnosis.
 BY_PHASE = {
     'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
     'a tf.where around the input (around the result alone it does not help the gradient).',
@@ -86,7 +86,7 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
-      reason: that of the incident. One that was held as a spike needs no advice to hold spikes.
+      reason: the incident's reason; if the step was held as a spike, no advice on spikes is given.
     """
     policy = 'rollback:3x%.1g' % (0.1 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
@@ -147,7 +147,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
 
 
 def without_bundle(told: str) -> str:
-    """Advice without the part about a bundle, which is gone by now."""
+    """Advice without the part about a bundle, for a bundle that was removed."""
     return told.partition(_REPLAY)[0]
 
 

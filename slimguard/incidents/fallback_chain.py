@@ -36,7 +36,7 @@ class FallbackChain:
         self.why_not = self.spent = self._why_skipped = ''
         self._factor: Optional[float] = None
         self._has_stopped = False
-        # What the log last gave: the numbers of skipped steps and of rollbacks, whether it stopped.
+        # What `tell` last told: the numbers of skipped steps and of rollbacks, whether it stopped.
         self._told = 0, 0, False
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
@@ -69,7 +69,7 @@ class FallbackChain:
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
         if isinstance(policy, Raise):
-            self._why_skipped = ''  # the error has a cause of its own
+            self._why_skipped = ''  # the NanLossError has a cause of its own
         return policy
 
     def note_overflow(self) -> None:
@@ -94,7 +94,7 @@ class FallbackChain:
         """Notes that a step was skipped.
 
         Args:
-          is_decided: whether `decide` took the step; if not, it is counted here.
+          is_decided: whether `decide` has counted the step already.
           why: why the step was bad; None if it was not examined.
         """
         self._why_skipped = why or self._why_skipped
@@ -112,7 +112,7 @@ class FallbackChain:
         self._has_stopped = True
 
     def tell(self) -> str:
-        """How many steps were skipped and how often it went back; '' if none since last told."""
+        """How many steps were skipped and how often it went back; '' if nothing is new."""
         skipped, rollbacks = self._state.skipped, self._state.rollbacks
         if (skipped, rollbacks, self._has_stopped) == self._told:
             return ''
@@ -132,11 +132,11 @@ class FallbackChain:
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots a rollback wants. What a callable will return is not known ahead."""
+        """How many snapshots a rollback wants; what a callable may return does not count."""
         return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
 
     def may(self, kind: type) -> bool:
-        """Whether a policy here is of a kind. What a callable will return is not known ahead."""
+        """Whether a policy here is of a kind; what a callable may return does not count."""
         return any(isinstance(each, kind) for each in self.fallbacks)
 
     @property
@@ -167,7 +167,7 @@ class FallbackChain:
 
 
 def skipped_in_words(skipped: int, steps: int, why: str) -> str:
-    """How many steps were skipped, of how many, and `why` the last one was whose cause is known."""
+    """A clause: how many of the steps were skipped, and the last known cause, `why`."""
     told = '%d of %d batches %s skipped' % (skipped, steps, 'was' if skipped == 1 else 'were')
     return '%s; the last cause found: %s' % (told, why) if why else told
 

@@ -21,9 +21,9 @@ def norm_of(row: np.ndarray) -> float:
 
 
 def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
-    """The global step at which each step began; its row has the one after it.
+    """The global step at which each step began, computed from the global step after it.
 
-    A step that was written made it larger by one, unless it only added up gradients.
+    A written step has increased it by one, unless the step only added up gradients.
     """
     steps, last, was_good = [], math.nan, False
     for row in rows:
@@ -34,11 +34,11 @@ def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
     return steps
 
 
-# A learning rate jumps this many times; a number surges this many times over its median.
+# A learning rate jumps by this factor in one step; a number surges to this multiple of its median.
 _JUMP, _SURGE = 3.0, 10.0
 _LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
-# A number grew far if it is FAR times all usual ones. If these are fewer than _FEW, it has to be
-# EXPLODED times the largest of them, or 1 if that is larger: a training may explode at once.
+# A number grew far if it is FAR times the largest usual one. With fewer than _FEW usual ones it has
+# to be EXPLODED times the largest, or times 1 if that is larger: a training may explode at once.
 _FEW, FAR, EXPLODED = 10, 100.0, 1000.0
 
 
@@ -85,8 +85,8 @@ class History(NamedTuple):
 def explosion_in(history: Optional[Dict[str, Any]]) -> str:
     """What the last steps show of an explosion before the last of them, in words; '' if nothing.
 
-    It is a jump of the learning rate that the loss or the gradient norm followed; else how far one
-    of these grew.
+    This is a jump of the learning rate after which the loss or the gradient norm surged; else how
+    far one of the two grew.
 
     Args:
       history: as `History.to_dict` returns it; None if it is not known.
@@ -94,7 +94,7 @@ def explosion_in(history: Optional[Dict[str, Any]]) -> str:
     if history is None or not history['step']:
         return ''
     known = {key: np.array(history[key], np.float64) for key in _EXPLODE}
-    # After a return to an earlier state, what came before it says nothing of the last step.
+    # After a rollback, the steps before it say nothing of the last step.
     with np.errstate(all='ignore'):
         begin = int(np.append(0, np.flatnonzero(np.diff(known['step']) < 0) + 1)[-1])
         steps, losses, rates, norms = (known[key][begin:] for key in _EXPLODE)
@@ -120,7 +120,7 @@ def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.n
         largest = float(before.max())
         most = EXPLODED * max(largest, 1.0) if is_short else FAR * largest
         if sizes[-1] > most:
-            low = len(before) - 1  # what grew in one step was low until then
+            low = len(before) - 1  # it grew in one step, and was low until then
             if is_short or sizes[len(before)] <= most:
                 low = np.flatnonzero(before <= 2 * before.min())[-1]
             first = int(places[low])
@@ -137,12 +137,12 @@ def _when(steps: np.ndarray, at: int) -> str:
 
 
 def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
-    """How a jump of the learning rate began an explosion.
+    """How a jump of the learning rate began an explosion; '' if none did.
 
     Args:
       steps: the global steps; NaN where the graph has none.
       rates: the learning rate of each; NaN where it is not known.
-      lines: the numbers that may have followed, by name: one for each step.
+      lines: pairs of a name and its numbers, one for each step, that may have surged after it.
     """
     jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
     for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
@@ -163,7 +163,7 @@ def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.nd
 def _surge(values: np.ndarray, at: int) -> float:
     """How many steps after `at` finite values began to be far above the values before it.
 
-    Inf if they never did, or if most of those after that are not: then they have come back.
+    Inf if they never did, or if most later values are not: then the values have come back.
     """
     before = values[:at][np.isfinite(values[:at])]
     if not before.size:

@@ -20,7 +20,7 @@ class Incident:
       loss: the step's loss, most often NaN; None if it is not known.
       reason: what the gate or the hook saw, in a sentence.
       tensors: names of what was bad: the loss, a variable's gradient, a moving average.
-      strategy: 'check_numerics' where the train op has TensorFlow's check, else 'hook'.
+      strategy: 'check_numerics' if the train op has TensorFlow's check, else 'hook'.
       time: seconds since the epoch.
       held: whether the step changed nothing. False only for a train op without a gate, whose update
         was written before the loss was seen.
@@ -69,8 +69,8 @@ class Incident:
         """The incident whose record `to_dict` made; unknown keys are ignored.
 
         Raises:
-          ValueError: if it is no record of an incident: it lacks a step or a reason, or a number is
-            none.
+          ValueError: if it is no record of an incident: it lacks a step or a reason, or an
+            attribute that should be a number is not.
         """
         if 'step' not in record or record.get('reason') is None:
             raise ValueError('no record of an incident: it lacks a step or a reason')
@@ -128,7 +128,7 @@ class Incident:
 _NAMED = 3
 
 
-# The values of attributes without a default that a record may lack.
+# The values of attributes that have no default, for records that lack them.
 _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}
 
 # The attributes that are numbers and may be NaN or Inf.

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,
 _OF_DATA = 'in the input: '
 # The line of the user's code in a diagnosis.
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
-# How many of a kind are counted with it for what was seen.
+# How many incidents of a group were not examined, and only look like the others.
 NOT_EXAMINED = '%d of them look the same, and their cause was not looked for'
 _ROWS = re.compile(r'(, in )?(\brows? #(, #)*|# of # rows)')
 
@@ -43,7 +43,7 @@ class Group(NamedTuple):
       last_step: the largest one, or None.
       actions: how often each action was taken, in the order in which they were first taken; ''
         stands for an unknown action.
-      not_examined: the number of incidents that are here only for their symptom.
+      not_examined: the number of incidents that were not examined, and only share the symptom.
     """
 
     first: Incident
@@ -77,7 +77,7 @@ def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
 
 
 def not_examined(incidents: Sequence[Any]) -> int:
-    """How many incidents of a kind were not examined, if any was."""
+    """How many incidents of a kind were not examined; 0 if none of the kind was."""
     count = sum(not each.diagnosis for each in incidents)
     return count if count < len(incidents) else 0
 
@@ -92,7 +92,7 @@ def _group_of(members: List[Incident]) -> Group:
 
 
 def _cause_and_line(incident: Any) -> str:
-    """The kind of a cause, and the user's line; an overflow moves from one to the next."""
+    """The kind of a cause and the user's line, but no line for bad data, or for an overflow."""
     kind = kind_of(incident.cause)
     diagnosis = incident.diagnosis or ''
     if 'overflow' in kind or diagnosis.startswith(_OF_DATA):
@@ -101,7 +101,7 @@ def _cause_and_line(incident: Any) -> str:
 
 
 def kind_of(cause: str) -> str:
-    """The words of a cause, without numbers and rows. Incidents of a kind have the same words."""
+    """The words of a cause, without numbers and rows: the same for incidents of one kind."""
     return _ROWS.sub('', _NUMBER.sub('#', cause))
 
 

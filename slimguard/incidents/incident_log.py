@@ -1,8 +1,8 @@
 """The log lines of incidents: :class:`IncidentLog`, which also has record_file.py write the record.
 
-In the log the first line gives the cause and its place, the second line the action. Later incidents
-of a cause have one line; so has one that raises, since the error says the rest. The last line of a
-training gives the command that shows what happened.
+In the log, the first line of an incident gives its cause and place, the second line the action.
+Later incidents of a cause have one line; so has one that raises, since the error says the rest. The
+last line of a training gives the command that shows what happened.
 """
 
 import time
@@ -16,8 +16,8 @@ from slimguard.incidents.incident_groups import kind_of, symptom_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
 
-# The first incidents are logged one by one; then one that the training goes on after is, in so many
-# seconds.
+# The first incidents are logged one by one. Of the later ones that do not end the training, at most
+# one is logged in this many seconds.
 _FIRST, _SECONDS = 10, 10.0
 
 _DONE = {
@@ -56,7 +56,7 @@ class IncidentLog:
         clock: Callable[[], float] = time.monotonic,
         is_elsewhere: bool = False,
     ):
-        self.count = self._number = 0  # the number of the last incident is its place in the record
+        self.count = self._number = 0  # _number: the place of the last incident in the record
         self.logdir: Optional[str] = None
         self._file: Optional[IncidentFile] = None
         self._summary_writer = summary_writer
@@ -65,9 +65,9 @@ class IncidentLog:
         self._last_logged = 0.0
         self._held_back = 0  # how many were not logged since then
         self._is_raised = False  # whether the last incident ended in a NanLossError
-        # By causes, and by symptoms: the first of each that was logged.
+        # By cause and by symptom, the number of the first incident that was logged.
         self._kinds: Dict[Union[str, Tuple[str, ...]], int] = {}
-        # By the digest of a row: its first incident, and how many had it.
+        # By the digest of a bad row, the number of its first incident, and how many had the row.
         self._rows: Dict[str, Tuple[int, int]] = {}
         if logdir is not None:
             self.keep_in(logdir)
@@ -114,8 +114,8 @@ class IncidentLog:
           done_by: the name of the method or callable that acted, if no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is used up, such as ' (1 of 3 times)'.
-          why: the end of its reason: why the action was taken, such as why policies gave way.
-          rows: by the names of bad rows that the step drew, a digest of each.
+          why: the end of its reason: why this action was taken, and why policies before gave way.
+          rows: digests of the bad rows that the step drew, by the names of the rows.
         """
         self.count += 1
         recorded = 0 if self._file is None else self._file.append(incident)

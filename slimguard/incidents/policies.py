@@ -15,11 +15,11 @@ if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies 
     from slimguard.incidents.incident import Incident
 
 
-# Kinds of causes, for policies. The batch is at fault, or a sum over it, and not the weights: the
-# next batch may be good.
+# The kinds of causes that policies tell apart.
+# The batch, or a sum over it, is at fault, and not the weights: the next batch may be good.
 BATCH = 'batch'
 # Numbers grew until they overflowed. From an older state, with a smaller learning rate, they may
-# not.
+# stay finite.
 EXPLOSION = 'explosion'
 # Neither the batch nor the weights are at fault: the same failure comes again, whatever the policy
 # does.
@@ -47,7 +47,8 @@ class PolicyState:
         included.
       rollbacks: how often the training went back; a rollback that fails is none.
       state_lost: whether variables were bad even before the present incident's step.
-      in_vain: whether a rollback would not change them, since no step was good in the newest state.
+      in_vain: whether a rollback would not mend the variables at fault: since the last rollback, or
+        since the training began, no step was good.
       good: the number of good steps since the last rollback, or since the training began.
       ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
       cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
@@ -56,7 +57,7 @@ class PolicyState:
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
-      skipped_at: the numbers of the steps skipped since the last rollback, of the last thousand.
+      skipped_at: the numbers of the steps skipped since the last rollback, among the last thousand.
     """
 
     def __init__(self):
@@ -78,7 +79,7 @@ class PolicyState:
         return self.are_batches(self.cause) and self.in_a_row <= _BY_CHANCE
 
     def are_batches(self, cause: str) -> bool:
-        """Whether such a cause stands for bad batches and good weights."""
+        """Whether incidents of such a cause mean bad batches and good weights."""
         return cause == BATCH and not self.state_lost and not self.ruin
 
     def note_incident(self, state_lost: bool, ruin: str, cause: str) -> None:
@@ -87,7 +88,7 @@ class PolicyState:
         self.steps += 1
         self.in_a_row += 1
         self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
-        # Variables that a step is to write may have been lost since, and are then restored.
+        # If the gate says that variables are lost, they were lost since, and a rollback mends them.
         self.in_vain = cause == STATE and not state_lost and not self.good
 
     def note_skipped(self) -> None:
@@ -129,7 +130,7 @@ class Policy:
         return self.action
 
     def why_not(self, state: PolicyState) -> str:
-        """Why this policy does not take the present incident, as a clause; '' if it tells none."""
+        """Why this policy does not take the present incident, as a clause; '' if there is none."""
         return ''
 
     def spent(self, state: PolicyState) -> str:

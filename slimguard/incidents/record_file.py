@@ -25,7 +25,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.system import files, logdirs, texts
 from slimguard.system.log import log
 
-# Longer texts, names and lists are cut to this: a model may have 100,000 tensors.
+# Texts, names and lists are cut to these lengths: a model may have 100,000 tensors.
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
 
 WHY_NO_RECORD = (
@@ -130,7 +130,7 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Turns a value into one that JSON can write: a user's callable may have made the incident."""
+    """A value that JSON can write; incidents that a user's callable made may hold any value."""
     return value.item() if hasattr(value, 'item') else str(value)
 
 

@@ -18,9 +18,9 @@ _LARGEST_RATIO = 1e30  # its tenth power, 1e300, still fits in a float
 # The limit from that distance is at most this many times the largest median. With 1 there are 8 to
 # 37 false alarms in 10,000 good steps of benchmarks/spikes.py where losses come near zero.
 _MOST_TIMES_LARGEST = 10
-# A number is reported if it is _FAR_BEYOND times all before it, even if no step is held for it. It
-# also has to be that many times _NEAR_ZERO: where rewards are rare, the loss is near zero until the
-# first one comes. In the _FIRST steps it has to be that many times 1.
+# Without a `Spike`, a number is reported if it is _FAR_BEYOND times all before it. It also has to
+# be that many times _NEAR_ZERO: with rare rewards, the loss is near zero until the first one comes.
+# In the _FIRST steps it has to be that many times 1.
 _FAR_BEYOND, _FIRST, _NEAR_ZERO = 1e4, 10, 1e-3
 
 
@@ -184,7 +184,7 @@ class Level:
         return max(limit, min(self._of_spread(), _MOST_TIMES_LARGEST * self._largest_median))
 
     def _of_spread(self) -> float:
-        """A limit that numbers with the spread of the last ones hardly ever exceed.
+        """A limit that numbers with the spread of the last steps hardly ever exceed.
 
         If their logarithms have a normal distribution, it is 6.7 standard deviations above the
         median.

@@ -8,7 +8,7 @@ The files:
     terminal.py   prints such text
     user_code.py  the user's files, their frames in a traceback, the cells of a notebook
     numbers.py    tells numbers from bools
-    signals.py    SIGTERM and Ctrl-C: who hears of them in a process, and on its ranks
+    signals.py    passes SIGTERM and Ctrl-C to the trainings of a process, and to other ranks
     log.py        the logger that all messages go through
     memory.py     how much memory is free
 """

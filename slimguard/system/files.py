@@ -1,6 +1,6 @@
-"""Paths as users give them, and files that are replaced atomically, wherever `tf.io.gfile` goes.
+"""Reads paths from users, and replaces files atomically, on any file system of `tf.io.gfile`.
 
-A path is read once: :func:`as_path` makes it absolute when it is given, so that a later `os.chdir`
+:func:`as_path` makes a path absolute as soon as the user gives it, so that a later `os.chdir`
 changes nothing. TensorFlow is imported only when a path needs it.
 """
 
@@ -13,11 +13,11 @@ from typing import IO, Any, Callable, List, Optional, Tuple, Type, Union
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
-# TensorFlow looks for a checkpoint to restore with a glob of its name. There these are wild cards,
-# so it would never find what it saved.
+# Wild cards of a glob. TensorFlow looks for a checkpoint by a glob of its path, so it would never
+# find a checkpoint that it saved to a path with one of these.
 _WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
-# pathlib turns `ram://x` into `ram:/x`; a single letter would be a drive of Windows.
+# pathlib turns `ram://x` into `ram:/x`. A single letter is a drive of Windows.
 _COLLAPSED_URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):[/\\](?!/)')
 
 
@@ -31,8 +31,8 @@ def as_path(path: Path, name: str = 'logdir') -> str:
 
     Raises:
       TypeError: if it is no path.
-      ValueError: if it is empty, or holds characters that no file name of TensorFlow's can, or is a
-        URL that `pathlib` has made a local path of.
+      ValueError: if it is empty, holds a character that TensorFlow allows in no path, or is a URL
+        that `pathlib` has turned into a local path.
     """
     text = as_text(path, name)
     if not text:
@@ -59,7 +59,7 @@ def as_text(path: Path, name: str = 'logdir') -> str:
 
     Raises:
       TypeError: if it is no path.
-      ValueError: if it is a URL that `pathlib` has made a local path of.
+      ValueError: if it is a URL that `pathlib` has turned into a local path.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError('%s must be a path (str, bytes or os.PathLike), not %r' % (name, path))
@@ -134,7 +134,7 @@ def list_dir(path: str) -> List[str]:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Opens a regular file here or elsewhere; reading a FIFO or a device might take for ever.
+    """Opens a regular file, local or remote; reading a FIFO or a device might take for ever.
 
     Raises:
       FileNotFoundError, tf.errors.NotFoundError: if there is none.
@@ -142,7 +142,7 @@ def open_to_read(path: str) -> IO[bytes]:
     """
     _require_regular(path)
     if is_remote(path) and not exists(path):
-        raise FileNotFoundError(path)  # GFile would say so when it is read
+        raise FileNotFoundError(path)  # GFile would only raise at the first read
     return _gfile().GFile(path, 'rb') if is_remote(path) else open(path, 'rb')
 
 
@@ -167,12 +167,12 @@ def _require_regular(path: str) -> None:
 
 
 def size_of(file) -> int:
-    """The size in bytes of a file that is open, here or elsewhere."""
+    """The size in bytes of an open file, local or remote."""
     return file.size() if hasattr(file, 'size') else os.fstat(file.fileno()).st_size
 
 
 def errors(path: str) -> Tuple[Type[Exception], ...]:
-    """The errors that are raised if a file system fails, or if none has that name."""
+    """The errors of a file system that fails, or of a path whose file system is unknown."""
     if not is_remote(path):
         return (OSError,)
     import tensorflow as tf
@@ -181,7 +181,7 @@ def errors(path: str) -> Tuple[Type[Exception], ...]:
 
 
 def errors_of_absence(path: str) -> Tuple[Type[Exception], ...]:
-    """The errors that are raised if there is no file of that name."""
+    """The errors of a path at which there is no file."""
     if not is_remote(path):
         return (FileNotFoundError,)
     import tensorflow as tf
@@ -216,20 +216,20 @@ def write_atomically(
     content: bytes,
     check: Optional[Callable[[str], None]] = None,
 ) -> None:
-    """Makes `content` the file at `path`: a reader finds the old content or the new.
+    """Replaces the content of the file at `path`: a reader finds the old content or the new.
 
-    The umask says who may read it, as for any new file. A link at `path` is replaced, not followed.
-    On an object store (``gs://``) replacing means to copy and then remove the temporary object.
+    The umask sets its permissions, as for any new file. A link at `path` is replaced, not followed.
+    On an object store (``gs://``) the temporary object is copied to `path` and then removed.
 
     Args:
       path: the file.
       content: its new content.
-      check: called with the path of the new file, beside `path`, before it takes its place. If it
-        raises, the old file stays.
+      check: called with the path of the temporary file, before that replaces `path`. If it raises,
+        the old file stays.
 
     Raises:
-      OSError, tf.errors.OpError: if it cannot be written, or if `path` is no regular file (but a
-        device, a FIFO, a directory), which stays as it is.
+      OSError, tf.errors.OpError: if it cannot be written, or if `path` is a device, a FIFO or a
+        directory, which stays as it is.
     """
     _require_regular(path)
     making = '%s.making-%s' % (path, uuid.uuid4().hex)

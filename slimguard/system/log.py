@@ -5,7 +5,7 @@ import os
 
 
 def _named(record: logging.LogRecord) -> bool:
-    """Puts the package's name before the file's; absl prints that, and no logger's name."""
+    """Puts 'slimguard/' before the file's name: absl's format shows that, and not the logger's."""
     record.filename = 'slimguard/' + os.path.basename(record.pathname)
     return True
 

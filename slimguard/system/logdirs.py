@@ -39,9 +39,9 @@ def require_logdir(logdir: files.Path) -> str:
 
 
 def meant_by(path: str) -> str:
-    """The log directory, where the folder `slimguard` in it is given; else `path`."""
+    """The logdir, if `path` is the folder `slimguard` in a logdir; else `path`."""
     parent, name = os.path.split(path.rstrip('/'))
-    with contextlib.suppress(*files.errors(path)):  # whoever opens it says why
+    with contextlib.suppress(*files.errors(path)):  # the code that opens it raises the error
         if name == _FOLDER and _has_any(files.list_dir(path), _MARKS_IN_FOLDER):
             return parent
     return path

@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C as a process gets them: who hears of them, here and on the other ranks.
+"""Passes SIGTERM and Ctrl-C to the trainings of this process, and to the other ranks.
 
-Listener       hands the signals of this process to what trains in it
-SharedSignals  the signals that the ranks of a training tell each other of
+Listener       passes the signals of this process to its trainings
+SharedSignals  the signals that this process sends to the other ranks
 """
 
 import contextlib
@@ -25,9 +25,9 @@ _DEFAULTS: Dict[int, Any] = {
 class Listener:
     """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
 
-    The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
-    writes each signal to the wake-up descriptor as it comes. A program that has a wake-up
-    descriptor of its own keeps it; then the thread hears nothing.
+    The handlers run in the main thread, once it runs Python code. The thread need not wait for
+    that: Python writes each signal to the wake-up descriptor as it comes. A program with a wake-up
+    descriptor of its own keeps it; then the thread gets no signals.
 
     A training has `on_signal`, for the handlers; `on_wakeup`, `seconds_left` and
     `end_in_midst_of_step`, for the thread; and `tell_saved`, for its removal.
@@ -64,11 +64,11 @@ class Listener:
         self.trainings.append(training)
 
     def remove(self, training: Any) -> None:
-        """Sends it no more signals; the last that is removed restores the earlier handlers."""
-        # A thread that frees a session cannot put handlers back; the next signal does it.
+        """Sends a training no more signals; after the last one, restores the earlier handlers."""
+        # Only the main thread can restore them; after another thread, the next signal does it.
         is_last = self.trainings == [training] and is_main_thread()
         if is_last:
-            self._close()  # from here on all signals so far are known
+            self._close()  # now the thread has read all signals that came
         training.tell_saved()
         self.trainings.remove(training)
         if is_last:
@@ -110,7 +110,7 @@ class Listener:
             self.trainings[-1].on_signal(number)
             return
         # All trainings have ended in another thread, or a handler of the program still calls this
-        # one.
+        # handler.
         if self._thread is not None:
             self._close()
         self._put_handlers_back()
@@ -120,7 +120,7 @@ class Listener:
         self._end_by(number)
 
     def _look_out(self) -> None:
-        """What the thread does."""
+        """The loop of the thread: hands on each signal, and ends a step that takes too long."""
         while True:
             innermost = self.trainings[-1] if self.trainings else None
             self._receiver.settimeout(innermost and innermost.seconds_left())
@@ -141,17 +141,16 @@ class Listener:
     def _before_fork(self) -> None:
         """Blocks the signals: the child must not get one while it has the parent's handlers.
 
-        The child would pass it to the parent's thread and ignore it; without us it would have
-        ended.
+        The child would send it to the parent's thread and live on; plain Python would end it.
         """
-        # Also without handlers: another thread may install them before the process is forked.
+        # Even if there are no handlers: another thread may install some before the fork.
         self._blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
 
     def _after_fork(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked.before)
 
     def _after_fork_in_child(self) -> None:
-        """Restores everything in the child, which nobody has asked to end."""
+        """Restores the defaults in the child, which has got no signal."""
         try:
             self.trainings = []
             self._put_handlers_back()
@@ -163,7 +162,7 @@ class Listener:
 
 
 def _keep_wakeup_fd(descriptor: int) -> None:
-    """Has Python write signals to the program's own descriptor, unless it has none (-1)."""
+    """Makes Python write signals to the program's own descriptor, unless that is -1, for none."""
     with contextlib.suppress(OSError, ValueError):  # its owner has closed it
         if descriptor != -1:
             signal.set_wakeup_fd(descriptor)
@@ -195,7 +194,7 @@ class SharedSignals:
         self._heard.add(number)
 
     def forget(self) -> None:
-        """Sends none: the training that had to end has ended."""
+        """Drops the signals that were not sent: the training that they should end has ended."""
         self._heard.clear()
 
     def heard(self) -> np.ndarray:

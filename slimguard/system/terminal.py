@@ -56,13 +56,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
-    """While it is open, stdout takes whatever is printed, or ends the process without a traceback.
+    """Inside, an error of stdout is worked around, or ends the process without a traceback.
 
     * A character that stdout cannot encode is written as an escape.
     * A pipe that was closed (``| head -1``) ends the process without a word, with the exit code
       that a shell gives to SIGPIPE.
     * If nothing can be written (a full disk), a sentence on stderr says so, and the exit code is 2.
-      The same happens after any other `OSError`, which the user has to solve, and is no bug.
+      So it is after any other `OSError`: it is no bug, and the user has to solve it.
     * If stdout was closed from the beginning (``>&-``), nothing is written, and the exit code is
       the command's own.
     """
@@ -77,7 +77,7 @@ def streams() -> Iterator[None]:
         _drop_the_rest()
         sys.exit(_PIPE_CLOSED)
     except OSError as error:
-        # An error of opening a file names the file; an error of writing to stdout does not.
+        # An error of `open` names the file; an error of writing to stdout does not.
         is_stdout = error.errno is not None and error.filename is None
         complain('stdout cannot be written: %s' % error.strerror if is_stdout else str(error))
         _drop_the_rest()

@@ -40,7 +40,7 @@ def frames_of(traceback: Optional[types.TracebackType]) -> List[types.TracebackT
 
 
 def traceback_of(frames: Sequence[types.TracebackType]) -> Optional[types.TracebackType]:
-    """A traceback of some frames of one; None without any."""
+    """A traceback of these frames only, which it links to each other; None if there are none."""
     for frame, following in zip(frames, [*frames[1:], None]):
         frame.tb_next = following
     return frames[0] if frames else None
@@ -62,7 +62,7 @@ def until_users(
 
 
 def ends_in_slimguard(traceback: Optional[types.TracebackType]) -> bool:
-    """Whether an error with this traceback was raised in a file of slimguard's."""
+    """Whether an error with this traceback was raised in a file of slimguard."""
     return any(file_of(frame).startswith(SLIMGUARD) for frame in frames_of(traceback)[-1:])
 
 

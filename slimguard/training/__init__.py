@@ -1,21 +1,22 @@
-"""Loops: what runs a train op, what watches each step, and what ends a training.
+"""Loops: they run a train op, watch each step, and end a training.
 
-The way of a bad step, from the run of the train op to the line in the log. The part after the run
-is the same in every loop; a `MonitoredSession` asks and tells the hook itself.
+The path of a bad step, from the run of the train op to the line in the log. In a
+`MonitoredSession`, TensorFlow calls the hook's `before_run` and `after_run` in place of HookedStep;
+everything else is the same in every loop.
 
-    1. HookedStep.run (hooked_session.py) asks the hooks what to fetch. That of slimguard is a
-       GateWatcher (gate_watcher.py): `ask`.
+    1. HookedStep.run (hooked_session.py) asks the hooks what to fetch. slimguard's own hook is a
+       GateWatcher (gate_watcher.py), which answers in `ask`.
     2. PreparedRuns.run (prepared_runs.py) runs the session. In the graph, the gate checks the
-       values and keeps the variables as they were (gate/building/builder.py), and leaves word of
-       what is bad (`Untold` in gate/building/announcement.py).
+       values and keeps the variables as they were (gate/building/builder.py), and stores a report
+       of what is bad (`Untold` in gate/building/announcement.py).
     3. GateWatcher.take_values gets the values, and Run.read (watched_runs.py) opens an
-       OpenIncident if they or that word show one. Its reason says how far above its limits the step
-       is (StepHistory.note_bad in step_history.py). Each later part notes in it what it found or
-       did.
+       OpenIncident if the values or the report show a bad step. Its reason says how far the step
+       is above its limits (StepHistory.note_bad in step_history.py). Each later part adds to it
+       what it found or did.
     4. IncidentHandler.handle (incident_handler.py) does the rest, in this order:
-       - asks the FallbackChain (incidents/fallback_chain.py) which policy it would take if no more
-         were found: `foresee`
-       - has Evidence (diagnosis/evidence.py) search the cause, as far as that policy asks
+       - asks FallbackChain.foresee (incidents/fallback_chain.py) which policy applies if the cause
+         stays unknown
+       - has Evidence (diagnosis/evidence.py) search the cause, as far as that policy needs it
        - decides: FallbackChain.decide; Evidence.keep writes the bundle
        - acts: Rollbacks.roll_back, raise NanLossError, or ask the loop to stop
        - records: IncidentLog.record (incidents/incident_log.py) has record_file.py append it, and
@@ -25,8 +26,8 @@ The watch:
 
     hooked_session.py     runs a step with hooks, as a MonitoredSession does
     hook_calls.py         calls the user's hooks around a run, and checks what they fetch
-    fetch_structures.py   whatever a session is asked to fetch and feed; runs that come again
-    prepared_runs.py      runs that come again, each kind prepared once
+    fetch_structures.py   structures of fetches and feeds; results cached by kind of run
+    prepared_runs.py      prepares each kind of `session.run` once, and repeats it
     gate_watcher.py       the hook that watches the gates of a graph
     watched_runs.py       which runs are steps, and what their values show
     step_history.py       the numbers of the last steps: to judge the next, and for TensorBoard
@@ -35,19 +36,19 @@ After a bad step:
 
     open_incident.py      OpenIncident: the bad step, from then to its line in the record
     incident_handler.py   examines, decides, acts, records
-    rollback.py           the policy Rollback: which state to go back to, and going there
-    learning_rate_factor.py  the factor of the learning rates after that, kept for a restart
+    rollback.py           carries out the policy Rollback: chooses a state and restores it
+    learning_rate_factor.py  the factor of the learning rates after rollbacks, kept for a restart
 
 The loops:
 
     watch.py              watch(), for a plain session
     slim_training.py      train(): checks what it is given, opens the training, runs slim's loop
     slim_loop.py          the step function and session wrapper for slim.learning.train
-    hook_loop.py          a loop that knows hooks only, and where its record is
+    hook_loop.py          opens a training for a hook alone; finds the folder of its record
 
 Around a training:
 
-    training.py           its settings; captures bad steps, and saves before an error ends it
+    training.py           Training: has the settings, captures bad steps, saves before an error
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar
 

@@ -1,9 +1,9 @@
-"""What a session is asked to fetch and to feed: structures, and runs that come again.
+"""Structures of fetches and feeds, and results that are cached by them.
 
-What is fetched may be any structure: it is taken apart here, and put together. A script may feed
-any tensor: features in the place of what computes them, a `placeholder_with_default` in the place
-of the next batch. In such a run a session leaves out what the tensor is computed from, and so has a
-guard to: :func:`inner_feeds`.
+A run may fetch any nested structure: the functions here take it apart and rebuild it. A run may
+also feed any tensor: features in place of the ops that compute them, or a
+`placeholder_with_default` in place of the next batch. The session then does not run the ops behind
+the fed tensor, and neither must the guard: :func:`inner_feeds` finds such tensors.
 """
 
 import collections.abc
@@ -18,7 +18,7 @@ from slimguard.graph import TrainOp, key, op_of
 
 
 def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
-    """The parts of a structure, and a function that rebuilds it from others; None for one fetch.
+    """The parts of a structure, and what rebuilds it from new parts; None for a single fetch.
 
     The structures are those that `Session.run` knows. A session makes each structure of values from
     the type of the fetches, except that it makes a plain list from any kind of list.
@@ -46,7 +46,7 @@ def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
     return None
 
 
-# What a session fetches as several tensors.
+# A session fetches each of these as several tensors.
 _COMPOSITE = (tf.SparseTensor, tf.IndexedSlices, tf.RaggedTensor)
 
 
@@ -68,7 +68,7 @@ def fetched_elements(fetches, graph: tf.Graph) -> list:
         try:
             elements.append(graph.as_graph_element(fetch))
         except (TypeError, ValueError, KeyError):
-            continue  # not ours to complain about: the session does
+            continue  # the session raises its own error for it
     return elements
 
 
@@ -79,7 +79,7 @@ def leaves(fetches) -> Iterator[Any]:
         for each in structure[0]:
             yield from leaves(each)
     elif isinstance(fetches, tf.SparseTensor):
-        # Not by `tf.nest`: TensorFlow 1.15 reads the shape then, which nobody may feed any more.
+        # Not by `tf.nest`: TensorFlow 1.15 then reads the shape, after which no run may feed it.
         yield from (fetches.indices, fetches.values, fetches.dense_shape)
     else:
         yield from tf.nest.flatten(fetches, expand_composites=True)
@@ -89,9 +89,9 @@ _ELEMENTS = (tf.Tensor, tf.Operation)
 
 
 def key_of(fetches):
-    """A key for `fetches`: the same for the same things in the same structure."""
+    """A hashable key for `fetches`, equal for the same objects in the same structure."""
     kind = type(fetches)
-    if issubclass(kind, _ELEMENTS):  # most often; the others take a while to ask for
+    if issubclass(kind, _ELEMENTS):  # the most frequent case first: the checks below are slow
         return id(fetches)
     if isinstance(fetches, (list, tuple)):
         return (kind,) + tuple([key_of(fetch) for fetch in fetches])
@@ -103,17 +103,17 @@ def key_of(fetches):
     return fetches if kind is str else id(fetches)
 
 
-# If a loop makes its fetches or feeds anew for each step, remembering them is of no use.
+# Caches are cleared at this size: a loop may make new fetches or feeds in each step.
 _MOST_KNOWN = 1000
 
 _KEPT_AS = '_slimguard_inner_feeds'
 
 
 class RunKinds:
-    """Remembers results for runs that come again: the same fetches, the same computed feeds."""
+    """A cache of results by kind of run: the same fetches and the same computed feeds."""
 
     def __init__(self) -> None:
-        # With a copy of the fetches, so that no other object gets the ids in the key.
+        # Each with a copy of its fetches: while they live, no other object gets the ids in the key.
         self._known: Dict[Any, Tuple[Any, Any]] = {}
 
     def of(
@@ -124,12 +124,12 @@ class RunKinds:
         *more: Hashable,
         asked: Any = None,
     ) -> Any:
-        """The result of `make(fetches, fed, *more)` for the first such run.
+        """The result of `make(fetches, fed, *more)`, called for the first run of each kind only.
 
         Args:
           make: called for the first such run; no reference to it is kept.
           fetches: what is fetched, of any structure.
-          fed: the feeds within, see `inner_feeds`.
+          fed: the computed feeds, see `inner_feeds`.
           *more: other values that identify the kind.
           asked: a key that identifies `fetches`; None to identify them by their parts.
         """
@@ -145,7 +145,7 @@ class RunKinds:
 
 
 def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
-    """The fed tensors that are not inputs: tensors that the graph computes.
+    """The fed tensors that are no inputs of the graph: without the feed, ops would compute them.
 
     Args:
       graph: the graph of the session.
@@ -153,7 +153,7 @@ def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
     """
     if not feed_dict or not isinstance(feed_dict, dict):
         return ()
-    # By the ids of the fed tensors, which are kept so that no other object gets them.
+    # By the ids of the fed tensors. The tensors are kept, so no other object gets their ids.
     memory = getattr(graph, _KEPT_AS, None)
     if memory is None:
         memory = {}
@@ -180,13 +180,13 @@ def _is_inner(tensor: tf.Tensor, graph: tf.Graph) -> bool:
 
 
 def are_taken(fed: Sequence[tf.Tensor], elements: Sequence[TrainOp]) -> bool:
-    """Whether a run of `elements` takes one of the tensors that are fed."""
+    """Whether a run of `elements` reads one of the fed tensors."""
     roots = [op_of(each) for each in not_fed(elements, fed)]
     taken = {key(t) for op in graphs.ancestors_beyond(fed, roots) for t in op.inputs}
     return not taken.isdisjoint(map(key, fed))
 
 
 def not_fed(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> List[TrainOp]:
-    """The fetched elements that a run computes rather than gets fed."""
+    """The fetched elements that a run computes; those that it feeds are left out."""
     keys = {key(tensor) for tensor in fed}
     return [e for e in elements if isinstance(e, tf.Operation) or key(e) not in keys]

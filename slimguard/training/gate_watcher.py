@@ -54,7 +54,7 @@ class GateWatcher(tf1.train.SessionRunHook):
       job: the process's part in a job of several processes, or None.
     """
 
-    # Whether another part handles writes beside the train op: gates them, or warns of them.
+    # Whether other code handles writes beside the train op; if not, this refuses or logs them.
     _guards_beside = False
 
     def __init__(
@@ -72,7 +72,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.on_nan, self._loss = on_nan, loss
         self.job: Optional[Job] = None
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
-        self._directory: Optional[str] = None  # of this training
+        self._directory: Optional[str] = None  # of this training's record
         self._ranks = gates.Ranks()
         self._joined = Training()
         self._be_idle()
@@ -99,7 +99,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self._in_force.max_loss if self.max_loss is None else self.max_loss
 
     def join(self, training: Training) -> None:
-        """Takes over the training that will call `begin`."""
+        """Sets the training that the next `begin` belongs to."""
         self._joined = training
 
     def leave(self) -> None:
@@ -152,7 +152,8 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._policies.note_job_rollbacks(self.job.rollbacks)
             self._rollbacks.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
-            # The first rank sends its variables to the others once all hooks have the session.
+            # With several ranks it is too early: the first rank sends its variables to the others
+            # only after all hooks' `after_create_session`.
             at_once = self._training.makes_sessions and not self._ranks.are_several
             self._handler.enter(session, at_once)
 
@@ -160,7 +161,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self.ask(run_context, self.runs.run_for(run_context))
 
     def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
-        """What to fetch and to feed in a run; `run` is None, and so is this, if it is no step."""
+        """The fetches and feeds of this hook for a run; None if `run` is None: it is no step."""
         session = run_context.session
         if self.job is not None:
             with self._training.saving_before_errors(session):
@@ -178,12 +179,12 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     @with_short_traceback
     def take_values(self, run_context, run: Optional[Run], values: Any) -> None:
-        """Reads what was asked for, and handles the incidents that it tells of.
+        """Reads the values of the hook's fetches, and handles the incidents that they show.
 
         Args:
           run_context: the `SessionRunContext` of the run.
-          run: what kind of run it was; None if it is no step of a training that is watched.
-          values: the values of what was fetched.
+          run: the kind of run; None if it was no step of a training that is watched.
+          values: the values of the fetches.
         """
         if run is not None:
             run.note_step(values, self._training)
@@ -216,7 +217,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.incident_count += 1
 
     def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step that was no incident, and its loss or None."""
+        """Notes a step that was no incident; `loss` is the last finite loss, or None."""
         self._policies.step_was_good()
         self._rollbacks.snapshots.step_was_good(session, loss)
 
@@ -225,7 +226,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._loop.end(session, self.incident_count)
         self._record_unseen(session)
         self._handler.close()
-        if self._training.is_chief is None:  # else `train` says so, once it has saved
+        if self._training.is_chief is None:  # else `train` ends the job, once it has saved
             self.end_job()
 
     def on_nan_loss(self, run_context, incident: Incident) -> None:
@@ -248,18 +249,18 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._handler.record_unseen(opened, rolls_back)
 
     def end_job(self) -> None:
-        """Ends the job that this process is the chief of, if any: its work is done."""
+        """On the chief of a job, ends the job, whose work is done."""
         if self.job is not None and self.job.is_chief and self._in_force.ends_job:
             self.job.end()
 
     def _row_of(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
-        """The row of a gate's steps; where the batch is kept, one that arrives once it is."""
+        """The row of a gate's steps; if `is_kept`, it waits until what a bad step drew is kept."""
         self._training.capture(gate)  # the train op may have been guarded after the hook began
         evidence = self._training.evidence.get(gate) if is_kept else None
         return gate.row if evidence is None else evidence.capture.row
 
     def _be_idle(self) -> None:
-        """Keeps nothing of a training; `begin` makes it ready for the next."""
+        """Drops all state of the last training; `begin` sets up the next."""
         self._training, self._loop = Training(), None
         policies = FallbackChain(self.on_nan, self._otherwise)
         self._handle_with(policies, IncidentLog(), Rollbacks())
@@ -292,7 +293,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         )
 
     def _look_around(self) -> tf_callers.CallingSession:
-        """What the callers of `begin` show about the session that is being made."""
+        """What the call stack of `begin` shows about the session that is being made."""
         return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
@@ -303,7 +304,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         )
 
     def _make_rollbacks(self, graph: tf.Graph, policies: FallbackChain) -> Rollbacks:
-        """The `Rollbacks` for rollbacks."""
+        """The `Rollbacks` of this training."""
         has_logdir = self._in_force.logdir is not None
         return rollbacks_in(
             graph, policies, self._training, self._directory, has_logdir, self._ranks
@@ -330,12 +331,12 @@ def with_watcher(
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one that decides: a NanLossHook among them, or else an added one.
 
-    No hook is changed: `handed` gives the other settings of the training to all of them.
+    This changes no hook: `handed` gives them the settings of the training.
 
     Raises:
       TypeError: if `hooks` is no list of hooks.
       ValueError: if `on_nan`, or a `max_loss`, `spike` or `logdir` of `settings`, disagrees with a
-        NanLossHook, or is nothing we know.
+        NanLossHook, or is unknown.
     """
     _require_hooks(hooks)
     watchers = watchers_in(hooks)
@@ -353,7 +354,7 @@ def with_watcher(
     return list(hooks), watchers[0]
 
 
-# The methods of every hook, of whatever class.
+# Every hook has these methods, whatever its class.
 _METHODS = ('begin', 'after_create_session', 'before_run', 'after_run', 'end')
 
 
@@ -384,7 +385,7 @@ def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
 
 @contextlib.contextmanager
 def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
-    """Hands a training to the watchers among its hooks, before their `begin`, until its end."""
+    """Joins the watchers among `hooks` to a training, from before their `begin` to its end."""
     with contextlib.ExitStack() as stack:
         for hook in watchers_in(hooks):
             stack.callback(hook.leave)

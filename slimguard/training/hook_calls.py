@@ -1,7 +1,7 @@
 """Calls the hooks of a user around one run, and checks what they fetch.
 
 HookCalls    calls them as a `MonitoredSession` does
-HookFetches  refuses what they fetch around a gate
+HookFetches  refuses hooks' fetches that would run a gated write past its gate
 """
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Set
@@ -47,7 +47,7 @@ class HookCalls:
 
     @property
     def run_options(self) -> Optional[tf1.RunOptions]:
-        """The options, or None if they say nothing: a run with options takes longer."""
+        """The options, or None if none is set: a run with options takes longer."""
         return self.options if self.options.ByteSize() else None
 
     def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
@@ -63,7 +63,7 @@ class HookCalls:
         self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
     ) -> tf1.train.SessionRunValues:
         """The values that the `after_run` of a hook gets, out of those of all hooks."""
-        # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
+        # By `_make`: once TensorFlow 2 has imported its Estimators, calling the class warns.
         given = results.get(hook), self.options, run_metadata
         return tf1.train.SessionRunValues._make(given)
 
@@ -96,7 +96,7 @@ def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
 
 
 class HookFetches:
-    """Refuses steps in which a hook's fetches go around a gate, as it does for the loop's own.
+    """Refuses steps in which a fetch of a hook would run a gated write past its gate.
 
     Args:
       graph: the graph of the session.
@@ -113,13 +113,13 @@ class HookFetches:
         """Checks a step before its run.
 
         Args:
-          fetches: the fetches by hook; those of the loop under a str in place of a hook.
+          fetches: the fetches by hook; the loop's own have a str as their key.
           feed_dict: the feeds of the loop and the hooks.
           asked: a key that identifies these fetches.
           of_loop: other fetches of the loop.
 
         Raises:
-          OutsideTheGateError: names the hook, and says as much as `refuse_around`.
+          OutsideTheGateError: as `refuse_around`; it also names the hook.
         """
         fed = inner_feeds(self._graph, feed_dict)
         self._kinds.of(self._look, [dict(fetches), of_loop], fed, asked=asked)

@@ -1,9 +1,9 @@
 """A training in a loop that knows hooks only, as a `MonitoredSession`: :class:`HookLoop`.
 
 `slimguard.train` keeps checkpoints, saves on signals, and captures bad steps by itself. In a
-`MonitoredSession`, an Estimator or a plain session there is only the hook. It learns of the graph
-when it begins, of the session when that is made, of each step; that the session is closed is told
-to no hook, so it listens at the session's `close`.
+`MonitoredSession`, an Estimator or a plain session there is only the hook. It is called when the
+graph is complete, when the session is made, and around each step. No hook is called when the
+session is closed, so this one replaces the session's `close`.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.rollback import NO_LOGDIR, may_roll_back
 from slimguard.training.training import Training, TrainingSettings
 
-# By session, the directories that the hooks of one keep: several hooks may watch it.
+# By session, the checkpoint directories that its hooks manage: several hooks may watch one session.
 _kept_in: Any = weakref.WeakKeyDictionary()
 
 
@@ -62,11 +62,11 @@ class HookLoop:
         self._open = contextlib.ExitStack()  # what to undo when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         checkpoints = saver = None
-        # In a job, the place of the process says who saves. But slimguard checks first what a
-        # session restores.
+        # None if no caller shows it; the job then tells it in `open`. That is too late for the
+        # repair, which has to come before the session restores a checkpoint.
         saves = calling.is_chief if handed.makes_sessions else True
         folder = directory if _trains(graph) else None
-        if folder is not None and calling.dirs:  # it saves there, wherever the record is
+        if folder is not None and calling.dirs:  # the session saves there, not beside the record
             folder = files.as_path(calling.dirs[0], 'checkpoint_dir')
         if folder is not None and saves is not False:
             saver = _finite_saver(graph, calling)
@@ -87,7 +87,7 @@ class HookLoop:
     def open(
         self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
     ) -> None:
-        """Opens a session, which may replace one that failed.
+        """Starts work in a new session, which may replace one that failed.
 
         Args:
           session: the `tf.compat.v1.Session`.
@@ -103,17 +103,17 @@ class HookLoop:
             self._build_saver()
         else:
             checkpoints = self.training.checkpoints = None
-        # Ranks that save nothing end with the others all the same.
+        # A rank that saves nothing also hears signals, since all ranks end together.
         self._hears = checkpoints is not None or gates.ranks_in(self._graph).end_together
         if self._hears:
             self.training.signals.watch(session)
             self.training.signals.enter()
-            # This comes after all others, as it may end the process.
+            # Pushed first, so it is called last: it may end the process.
             self._open.callback(self.training.signals.leave)
         self._open.callback(closed)
         self._open.enter_context(self.training.running())
         _listen_to_close(session, self)
-        if self.training.makes_sessions:  # else what `watch` returns prepares its own
+        if self.training.makes_sessions:  # else the `WatchedSession` prepares its runs itself
             self._open.callback(prepare_steps(session))
 
     def _build_saver(self) -> None:
@@ -123,7 +123,7 @@ class HookLoop:
                 saver.build()
 
     def end(self, session, incidents: int) -> None:
-        """The training has ended without an error, after so many incidents; its saver saves now."""
+        """Notes that the training ended without an error, with this number of incidents."""
         self._has_ended = True
         self._show(session, incidents)
 
@@ -144,7 +144,7 @@ class HookLoop:
     # The steps.
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Notes that a step begins."""
         if self._hears:
             self.training.signals.enter()
             self.training.signals.begin_step()
@@ -168,7 +168,7 @@ class HookLoop:
 
 
 def _keep_in(directory: str, session) -> bool:
-    """Whether a hook is the first of a session to keep checkpoints in a directory."""
+    """Claims a checkpoint directory for a hook; False if another hook of the session has it."""
     kept = _kept_in.setdefault(session, set())
     is_first = directory not in kept
     kept.add(directory)
@@ -176,12 +176,12 @@ def _keep_in(directory: str, session) -> bool:
 
 
 def _trains(graph: tf.Graph) -> bool:
-    """Whether there is a train op. A hook may watch an evaluation as well, which saves nothing."""
+    """Whether a graph has a train op. A hook may also watch an evaluation, which saves nothing."""
     return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
 
 
 def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:
-    """The saver of the session that is being made, from now on a `FiniteSaver`.
+    """Makes the saver of the session that is being made a `FiniteSaver`, and returns it.
 
     It wraps the session's own saver, or the graph's, which TensorFlow's hooks use; else it is new.
     """
@@ -200,7 +200,7 @@ def _listen_to_close(session, loop: HookLoop) -> None:
     @with_short_traceback
     def close() -> None:
         session = here()
-        if session is None:  # Python is freeing it, with other objects in a cycle
+        if session is None:  # the garbage collector is freeing it
             loop.drop()
             if before is not None:
                 before()

@@ -76,7 +76,7 @@ class HookedSession(SessionWrapper):
 
         Args:
           fetches: the fetches of the run.
-          as_asked: what hooks take for the fetches of the run.
+          as_asked: the fetches that hooks see in `original_args`.
         """
         args = tf1.train.SessionRunArgs(as_asked)
         return functools.partial(self._run_step, self._make_step(args, fetches))
@@ -100,7 +100,7 @@ class HookedSession(SessionWrapper):
         return callable_of(self.run, fetches, feed_list)
 
     def _step_of(self, fetches) -> Optional['HookedStep']:
-        """The step that fetches these, through the gates there are by now; None for another run."""
+        """The step with these fetches, through the gates made so far; None if it is no step."""
         return self._kinds.of(self._as_step, fetches, (), len(gates.gates_of(self.graph)))
 
     def _as_step(self, fetches, *_: Any) -> Optional['HookedStep']:
@@ -110,7 +110,7 @@ class HookedSession(SessionWrapper):
         known = gates.gates_of(self.graph)
 
         def through_gate(fetch):
-            # A step function may hold on to the train op that was given before it was guarded.
+            # A user's step function may still fetch the train op from before it was guarded.
             is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
             gate = known.get(op_of(fetch).name) if is_op else None
             return fetch if gate is None else gate.train_op
@@ -126,23 +126,23 @@ class HookedSession(SessionWrapper):
         return any(graphs.is_apply(needed) for needed in graphs.ancestors([op]))
 
 
-# Each step makes one; to find the class in TensorFlow's module takes longer.
+# Each step makes one, and looking the class up in TensorFlow's module takes longer than that.
 _Context = tf1.train.SessionRunContext
 
 
 class HookedStep:
     """Runs the steps of one kind, with hooks, in one session.
 
-    Hooks get what they get in a `MonitoredSession`. A `GateWatcher` among them asks for the same in
-    every such step, so this asks it once.
+    Hooks get the calls that a `MonitoredSession` makes. A `GateWatcher` has the same fetches in
+    every step of a kind, so they are determined once.
 
     Args:
       session: the session.
       runs: makes the runs in the session.
       hooks: the hooks.
       args: the `SessionRunArgs` that hooks see.
-      hook_fetches: looks at what hooks fetch; None if all of them are watchers.
-      fetches: what the loop fetches; None for what hooks see.
+      hook_fetches: checks what hooks fetch; None if all of them are watchers.
+      fetches: what the loop fetches; None for the fetches of `args`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class HookedStep:
         self._asking = [hook for hook in others if _has(hook, 'before_run')]
         self._looking = [hook for hook in others if _has(hook, 'after_run')]
         self._hook_fetches = hook_fetches
-        self._watched: Dict[Any, _Watched] = {}  # by what is fed within the step
+        self._watched: Dict[Any, _Watched] = {}  # by the computed tensors that are fed
 
     def run(
         self, feed_dict=None, options=None, run_metadata=None, shows_feeds: bool = False
@@ -226,15 +226,15 @@ class HookedStep:
         try:
             return self._runs.run(self._session, fetches, *given)
         except tf.errors.InvalidArgumentError:
-            # A numeric check of the model's own has ended the step, at one moment or another; its
-            # error tells of the bad values. The next step is not to tell of them once more.
+            # A numeric check of the model's own has ended the step, perhaps after the gate stored
+            # its report. The error reports the bad values; the next step must not do so again.
             for _, run, _ in watched.runs:
                 if run is not None:
                     run.forget(self._session)
             raise
 
     def _tell_all(self, tell: Callable[[Any], None]) -> None:
-        """Tells hooks in order of a run that is over; watchers also after another's error."""
+        """Calls `tell` for each hook, in order. If one raises, later watchers are still told."""
         for number, hook in enumerate(self._hooks):
             try:
                 tell(hook)
@@ -247,12 +247,12 @@ class HookedStep:
 
 
 class _Watched:
-    """What watchers look at in one kind of run.
+    """The fetches of all watchers in one kind of run.
 
     Attributes:
-      runs: each watcher, what it looks at if this is a step of its training, and where that is in
-        the values.
-      fetches: what the loop fetches, and then all that they look at.
+      runs: for each watcher the watcher itself, its `Run` (None if this is no step of its
+        training), and the slice of its values among those of all watchers.
+      fetches: what the loop fetches, then what all watchers fetch.
     """
 
     def __init__(self, fetches: Any, watchers: List[GateWatcher], context):
@@ -267,7 +267,7 @@ class _Watched:
 
 
 def is_plain_watcher(hook) -> bool:
-    """Whether a hook watches gates, and what it asks for in a run is a `GateWatcher`'s."""
+    """Whether a hook is a `GateWatcher` that overrides neither `before_run` nor `after_run`."""
     mine = [getattr(getattr(hook, name), '__func__', None) for name in ('before_run', 'after_run')]
     return mine == [GateWatcher.before_run, GateWatcher.after_run]
 

@@ -51,7 +51,7 @@ class IncidentHandler:
       training: its `evidence` examines bad steps; it saves before an error ends it.
       rollbacks: restores earlier states.
       ends_job: whether the end of this training ends the job.
-      last_words: returns what else the last line says, or ''.
+      last_words: returns a text for the end of the last log line, or ''.
 
     Attributes:
       job: the process's part in a job of several processes, or None.
@@ -87,7 +87,7 @@ class IncidentHandler:
     ) -> None:
         """Examines, decides, acts and records.
 
-        An error of the user's callable leaves here once the incident is recorded; as a
+        If the user's callable raises, its error is raised here once the incident is recorded; as a
         RuntimeError, if a loop would take it for the end of the input.
 
         Args:
@@ -142,10 +142,10 @@ class IncidentHandler:
         opened.ruin = self._rollbacks.snapshots.ruin()
 
     def _depth_for(self, foreseen: Optional[Policy]) -> Depth:
-        """How far the decision needs a step searched; None if the user decides."""
+        """How far the decision needs the step searched; `foreseen` is None if the user decides."""
         if foreseen is None or not (foreseen.ends or isinstance(foreseen, Rollback)):
             return Depth.DRAWN
-        is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes it
+        is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes that
         return Depth.FULL if is_sure else Depth.SHORT
 
     def _decide(self, opened: OpenIncident) -> Policy:
@@ -154,7 +154,7 @@ class IncidentHandler:
         is_explosion = found.kind == EXPLOSION and not opened.is_finite
         shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
         if is_explosion and shows_ruin and self._rollbacks.snapshots.is_wanted:
-            # The cause says by what.
+            # The diagnosis says what ruined them.
             opened.ruin = opened.ruin or 'the weights are taken for ruined'
         policy = self._policies.decide(opened.incident, opened.ruin, found.kind)
         opened.policy = self._last_policy = policy
@@ -170,14 +170,14 @@ class IncidentHandler:
         return policy
 
     def _examine(self, session, opened: OpenIncident, depth: Depth = Depth.DRAWN) -> None:
-        """Notes what made a step bad. The weights are as it found them: nobody acted yet."""
+        """Notes what made a step bad, before any action: the weights are those it began with."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             step = opened.incident, opened.labels
             opened.note_found(evidence.examine(session, *step, depth, opened.history))
 
     def _keep(self, opened: OpenIncident, depth: Depth) -> None:
-        """Writes the bundle; searches the step first as far as it was not."""
+        """Writes the bundle, after a search for the cause as far as `depth` asks."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             opened.note_found(evidence.keep(opened.found, opened.incident, depth))
@@ -199,7 +199,7 @@ class IncidentHandler:
     # Act.
 
     def act_on(self, run_context, incident: Incident) -> None:
-        """Applies the policy, when the user's method leaves it to that."""
+        """Applies the policy, when the user's `on_nan_loss` calls the one that it overrides."""
         opened = vars(run_context).get(_OPENED) or OpenIncident(incident)
         opened.add_version(incident)  # the user may pass on an incident that says more
         self._act(run_context, opened)
@@ -229,7 +229,7 @@ class IncidentHandler:
             self._policies.note_stop()
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
-        """Rolls back, or makes the action 'raise'. Returns the new version of the incident."""
+        """Rolls back; if that cannot be, makes the action 'raise'. Returns the new incident."""
         if not self._rollbacks.roll_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
@@ -239,7 +239,7 @@ class IncidentHandler:
         return opened.incident
 
     def _advice_on(self, opened: OpenIncident) -> Optional[str]:
-        """Advice for a training that bad data end, or that rollbacks did not help; else None."""
+        """Advice if bad data end the training, or if rollbacks did not help; else None."""
         incident, policies = opened.incident, self._policies
         asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
         asks = asks or IS_RUINED in incident.reason
@@ -261,7 +261,7 @@ class IncidentHandler:
         return None
 
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
-        """Notes the error that ends the handling; raises another where a loop would misread it."""
+        """Notes the error that ends the handling; raises another if a loop would misread it."""
         if isinstance(error, NanLossError):
             error.logdir = self._incident_log.logdir
             opened.refresh(error)
@@ -300,7 +300,7 @@ class IncidentHandler:
         """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""
         opened.note(action=Rollback.action if rolls_back else Skip.action)
         gate = opened.gate
-        # A thread makes the runs beside the steps.
+        # A thread makes the runs beside the steps, so one may come after the last step.
         is_beside = gate is not None and gate.is_beside
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
         if not rolls_back:
@@ -310,7 +310,7 @@ class IncidentHandler:
     # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
-        """Prepares a new session: at once if its variables have values, else before a step."""
+        """Prepares a new session if `at_once` and its variables have values; `before_step` else."""
         self._is_due = not at_once
         if at_once:
             try:
@@ -319,7 +319,7 @@ class IncidentHandler:
                 self._is_due = True
 
     def before_step(self, session) -> None:
-        """Prepares the session if it was too early for that before."""
+        """Prepares the session, if `enter` could not."""
         if self._is_due:
             self._is_due = False
             try:
@@ -372,13 +372,13 @@ _NOT_HELD = (
 # which a process of a job begins a new session.
 _ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 
-# The action where a subclass of NanLossHook decides by itself.
+# The action of an incident on which a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
 
 # An error that a loop takes for the end of the input: it would leave as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
-# Where a run's context has the incident, for a method that leaves it to the policy.
+# The attribute of a `SessionRunContext` in which `act_on` finds the incident.
 _OPENED = '_slimguard_opened'
 
 

@@ -1,7 +1,7 @@
 """The factor of the learning rates after rollbacks, kept beside the checkpoints for a restart.
 
-The factor is in the session (:mod:`slimguard.gate.learning_rates`), and so it ends with the
-session. For a restart it is in the file ``LOGDIR/slimguard/learning_rate.json``, since checkpoints
+A session holds the factor (:mod:`slimguard.gate.learning_rates`), and loses it when it is closed.
+For a restart the factor is also in the file ``LOGDIR/slimguard/learning_rate.json``: checkpoints
 must hold nothing that plain slim would not read.
 """
 
@@ -16,7 +16,7 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.system import files
 from slimguard.system.log import log
 
-# At most so many bytes of the file are read: it has some forty.
+# The most bytes to read from the file, which has some forty.
 _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
 
@@ -25,7 +25,7 @@ class LearningRateFactor:
     """The factor of one training's learning rates: in its sessions, and in its logdir.
 
     Args:
-      rates: what multiplies the learning rates.
+      rates: multiplies the learning rates by the factor of a session.
       directory: returns where the checkpoints are; None while that is not known.
       ranks: the processes that train together. The first keeps the factor, and sends it to the
         others before they train.
@@ -45,7 +45,7 @@ class LearningRateFactor:
         self._kept_in: Optional[str] = None
 
     def enter(self, session) -> None:
-        """Gives the factor to a session before it trains; that of the logdir, if that has one."""
+        """Sets the factor in a session before it trains; takes over a smaller one in the logdir."""
         self._catch_up()
         if self._ranks.exchange is not None:
             self._factor = float(self._ranks.exchange('factor', repr(self._factor))[0])
@@ -63,7 +63,7 @@ class LearningRateFactor:
         return min(self._factor, self._rates.get(session)) * by
 
     def shrink_to(self, session, factor: float) -> None:
-        """Makes `factor` the factor, for good."""
+        """Makes `factor` the factor from now on, unless it is smaller already; keeps it on disk."""
         if factor < self._factor:
             self._factor = factor
             self._keep()
@@ -120,7 +120,7 @@ def rate_factor_in(
     is_shared: bool,
     ranks: gates.Ranks = _ALONE,
 ) -> Optional[LearningRateFactor]:
-    """The `LearningRateFactor` of a graph, if a policy lowers the learning rate, or did so before.
+    """The `LearningRateFactor` of a graph; None if no policy ever lowered its learning rate.
 
     Args:
       graph: the graph of the training.

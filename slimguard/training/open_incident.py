@@ -1,7 +1,8 @@
 """:class:`OpenIncident`: a bad step from the values that show it to its line in the record.
 
 The values of a run, or an error in place of them, open it: `of_gate`, `of_loss`, `of_error`. It
-grows while it is examined and handled. An `Incident` never changes, so each news makes a new one.
+grows while it is examined and handled. An `Incident` never changes, so whatever is found out makes
+a new version of it.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from slimguard.incidents.policies import Policy
 
 # The ops of `tf.debugging.check_numerics`.
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
-# The kinds of labels of a step whose values are all finite.
+# The kinds of labels of values that are finite, but out of bounds.
 _OUT_OF_BOUNDS = (gates.Label.LIMIT, gates.Label.NORM, gates.Label.RANK)
 
 
@@ -33,7 +34,7 @@ class OpenIncident:
     Args:
       incident: the `Incident`, as the values of the step show it.
       gate: the gate whose flags showed it, or None.
-      bad: the flags.
+      bad: the flags, one for each label of the gate.
 
     Attributes:
       incident: the newest version.
@@ -42,10 +43,10 @@ class OpenIncident:
       is_spike: whether all values were finite, but far above those of the last good steps.
       ruin: why the weights are ruined although finite; '' if they are not, or if unknown.
       policy: the policy that takes it; None until that is decided.
-      acting: what acts on it, as the log calls it.
-      has_failed: whether that failed, with the last good state still in memory.
+      acting: the log's name for what acts on it: 'on_nan', or a method of the user.
+      has_failed: whether the action failed, with the last good state still in memory.
       found: what an examination has found.
-      again: a text about a bad row that an earlier incident had; '' if none is known.
+      again: a text about a bad row that an earlier incident had, too; '' if none is known.
       remarks: what was added to the reason.
       spent: how much of the acting policy is used up; '' without one, or if it has no limit.
     """
@@ -90,7 +91,7 @@ class OpenIncident:
         return self.incident
 
     def note_reason(self, more: str) -> None:
-        """Adds to the reason."""
+        """Adds `more` to the reason."""
         if more:
             self.remarks += more
             self.note(reason=self.incident.reason + more)
@@ -108,7 +109,7 @@ class OpenIncident:
             self.incident = incident
 
     def refresh(self, error: NanLossError) -> None:
-        """Makes an error that carries a version carry the newest."""
+        """Gives an error that has an older version of the incident the newest."""
         if self._has(error.incident):
             error.incident = self.incident
 
@@ -183,7 +184,7 @@ def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Open
 # Seconds to wait before each look. Together they are longer than another process takes to restore a
 # variable.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
-# The labels of what was not finite before the step.
+# The kinds of labels of values that were not finite before the step.
 _LOST = (gates.Label.BEFORE, gates.Label.STATE)
 
 

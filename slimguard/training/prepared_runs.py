@@ -1,9 +1,9 @@
-"""Runs of a session that come again, each kind prepared once: :class:`PreparedRuns`.
+"""`session.run` prepared once for each kind of run, and called by handle: :class:`PreparedRuns`.
 
-A session keeps nothing of a run from one to the next: each time it takes `fetches` apart, feeds
-by name, and puts the values together. On a small model that takes as long as the step. Here a kind
-of run is prepared when it is first asked for, and called by handle from then on. It gives the same
-values and errors, sooner; what takes the session itself to understand, that runs.
+In each run, a session takes the fetches apart, feeds by name, and puts the values together. On a
+small model that takes as long as the step. Here the first run of a kind is prepared, and later ones
+call its handle: the same values and errors, sooner. Fetches and feeds that only the session can
+interpret go to the session.
 """
 
 import collections
@@ -22,34 +22,34 @@ from slimguard.graph.single_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
 from slimguard.training.hook_calls import HookFetches
 
-# Each takes an executor of its own in the session, and its memory.
+# The most kinds to prepare: each takes an executor of its own in the session, and its memory.
 MOST_KINDS = 16
 
-# Each run asks for it; to find it in TensorFlow's module takes longer.
+# Each run needs it, and looking it up in TensorFlow's module takes longer.
 _Session = tf1.Session
 
 _NO_FEEDS: Dict[tf.Tensor, Any] = {}
 
 
 def run_of_session(session, fetches, feed_dict, options, run_metadata) -> Any:
-    """As `session.run`; what is None is left out: a user's session may lack it."""
+    """Calls `session.run` without the arguments that are None: a user's session may lack them."""
     given = {'options': options, 'run_metadata': run_metadata}
     given = {name: value for name, value in given.items() if value is not None}
     return session.run(fetches, feed_dict, **given)
 
 
-# Each run asks.
+# Cached, since each run asks.
 _is_tensorflows = functools.lru_cache(8)(tf_callers.is_method_of_sessions)
 
 
 def has_own_run(session, run: Any = None) -> bool:
-    """Whether nobody wraps a session or replaced its `run` (TensorFlow's own profiler does)."""
+    """Whether a session is not wrapped and has its own `run`, which a profiler replaces."""
     is_of_class = type(session) is _Session and 'run' not in vars(session)
     return is_of_class and _is_tensorflows(run or _Session.run)
 
 
 def has_own_run_instrumented(session) -> bool:
-    """The same, or `instrument` has replaced its `run`, which lets a step pass that is watched."""
+    """As `has_own_run`, or with the `run` of `instrument`, which passes on watched steps."""
     return has_own_run(session, getattr(_Session.run, REPLACES, None))
 
 
@@ -60,9 +60,9 @@ class PreparedRuns:
     call it.
 
     Args:
-      run: runs, as `run_of_session`, what the session has to see to: runs with options, with feeds
-        that are not tensors or values to be converted, with structures that are not Python's own;
-        what TensorFlow refuses; and all beyond MOST_KINDS.
+      run: called like `run_of_session` for runs that cannot be prepared: with options, with feeds
+        that are no tensors or whose values need a conversion, with structures that are not Python's
+        own; runs that TensorFlow refuses; and all kinds beyond MOST_KINDS.
       prepares: whether a prepared call may stand in for a session's own.
     """
 
@@ -138,7 +138,7 @@ class _PreparedRun:
         targets: List[str] = []
 
         def place(fetch) -> int:
-            """Where the value of a single fetch is among all values; an operation's is the last."""
+            """The index of a fetch's value among all values; that of an operation is the last."""
             element = graph.as_graph_element(fetch)
             if isinstance(element, tf.Operation):
                 targets.append(element.name)
@@ -149,7 +149,7 @@ class _PreparedRun:
                 tensors.append(element.name)
             return tensors.index(element.name)
 
-        # A copy, as lists may change, and so that no other object gets the ids in its key.
+        # A copy, as lists may change. While it lives, no other object gets the ids in its key.
         self._kept = map_fetches(fetches, lambda fetch: fetch), list(feeds)
         self._read = _reader(self._kept[0], place)
         self._run = fixed_run(session, names, tensors, targets)
@@ -162,12 +162,12 @@ class _PreparedRun:
     def __call__(self, feed_values: Sequence[np.ndarray]) -> Any:
         """The values of the fetches, in their structure."""
         values = self._run(*feed_values)
-        values.append(None)  # of operations
+        values.append(None)  # the value of operations
         return self._read(values)
 
 
 def _reader(fetches, place: Callable[[Any], int]) -> Callable[[list], Any]:
-    """Takes the values of `fetches` out of those of all tensors, in the same structure."""
+    """A function that picks the values of `fetches` from all values, in the same structure."""
     kind = type(fetches)
     is_known = kind in (list, tuple, dict, collections.OrderedDict) or _is_namedtuple(kind)
     structure = parts_of(fetches) if is_known else None
@@ -194,7 +194,7 @@ class _Feed:
         self._fits: Optional[tuple] = None
 
     def ready(self, value: Any) -> Optional[np.ndarray]:
-        """`value` as it is fed; None if the session has to convert it."""
+        """`value` as an array to feed; None if the session has to convert it."""
         array: Any = value
         if not isinstance(value, np.ndarray) or value.dtype != self._numpy:
             array = self._converted(value)
@@ -207,9 +207,9 @@ class _Feed:
         return array
 
     def _converted(self, value: Any) -> Optional[np.ndarray]:
-        """The array that a session makes of numbers; None if it makes none, or something else.
+        """The array that a session would make of numbers; None to leave the value to the session.
 
-        If the session would refuse a value, it should raise its own error.
+        So the session raises its own error for a value that it refuses.
         """
         if self._numpy.kind not in 'biuf' or not isinstance(value, _NUMBERS):
             return None
@@ -229,8 +229,8 @@ _NUMBERS = (bool, int, float, list, np.ndarray, np.generic)
 def prepare_steps(session) -> Callable[[], None]:
     """Makes a session run the steps that hooks watch by prepared calls.
 
-    In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
-    among them, with options that ask for nothing.
+    In every step a `MonitoredSession` has its session run the same fetches, those of its hooks
+    among them, with empty options.
 
     The fetches of hooks are checked first: see `HookFetches`. Sessions of other classes than
     TensorFlow's own, and sessions whose `run` was replaced, stay as they are; in sessions of a
@@ -240,7 +240,7 @@ def prepare_steps(session) -> Callable[[], None]:
       session: the session that hooks get when it is made.
 
     Returns:
-      A function that ends this.
+      A function that restores the session's own `run`.
     """
     of_class = tf1.Session.run
     if type(session) is not tf1.Session or 'run' in vars(session):

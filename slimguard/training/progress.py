@@ -46,7 +46,7 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
 
 
 def _bar_class() -> Any:
-    """tqdm's class of bars for this place: a terminal, or a notebook, with widgets or without.
+    """tqdm's class of bars for a terminal, or for a notebook, with widgets or without.
 
     Raises:
       ImportError: if tqdm is not installed.
@@ -123,7 +123,7 @@ def _logging_above(make_bar, logger: logging.Logger) -> Iterator[None]:
 
 
 class _AboveBar(logging.Handler):
-    """Has a handler write where the bar is, and the bar drawn again below."""
+    """Lets another handler write in place of the bar, and redraws the bar below the line."""
 
     def __init__(self, make_bar, handler: logging.Handler):
         logging.Handler.__init__(self, handler.level)

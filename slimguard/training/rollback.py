@@ -1,4 +1,4 @@
-"""The policy `Rollback`, carried out: which state to go back to, alone or with the whole job."""
+"""Carries out the policy `Rollback`: restores an earlier state, alone or with the whole job."""
 
 from typing import Any, Iterator, List, Optional, Union
 
@@ -38,7 +38,7 @@ class Rollbacks:
       rate_factor: makes updates smaller afterwards; None if no policy asks for that.
 
     Attributes:
-      snapshots: as given; each good step and each spike is noted there.
+      snapshots: as given; callers note each good step and each spike there.
       limits: the limits of a `Spike`, which begin anew after a rollback; None without any.
     """
 
@@ -58,10 +58,10 @@ class Rollbacks:
         self._job_rollbacks = 0  # times
 
     def leave_ruin(self, session, opened: OpenIncident) -> None:
-        """Restores the newest trusted state if states are kept, and saves the present one apart.
+        """Saves the ruined weights apart, and restores the newest trusted state.
 
-        The state that is saved before an error ends the training should be of use. Soon after a
-        rollback it is the state that was restored.
+        So the state that is saved before an error ends the training is of use. Soon after a
+        rollback, the state that it restored is restored again. Does nothing without snapshots.
         """
         if not self.snapshots.is_wanted:
             return
@@ -93,9 +93,10 @@ class Rollbacks:
         self._rolled_back_to, self._rolled_back_step = _name_of(state), _step_of(state)
 
     def join_job(self, rollbacks: int) -> None:
-        """For a job, which has rolled back so often; a new session may begin with an earlier state.
+        """Adapts to a job that has rolled back `rollbacks` times.
 
-        Its processes cannot all go back to states in memory.
+        Keeps no snapshots, since a job's processes cannot all go back to states in memory. If the
+        job rolled back again, the new session begins with an earlier state, and the limits anew.
         """
         self.snapshots.most = 0
         if rollbacks > self._job_rollbacks and self.limits is not None:
@@ -142,7 +143,7 @@ class Rollbacks:
         return True
 
     def _choose(self, opened: OpenIncident) -> Union[Snapshot, str, None]:
-        """The state to go back to. No more checkpoints are read than have to be."""
+        """The state to go back to; reads as few checkpoints as it can."""
         snapshot = self.snapshots.trusted()
         older = next(self._older_checkpoints(), None) if self.snapshots.is_soon else None
         return _newer_of(snapshot, older) or self._trusted_checkpoint(opened)
@@ -159,9 +160,9 @@ class Rollbacks:
             is_past = is_past or each == before
 
     def _trusted_checkpoint(self, opened: OpenIncident) -> Optional[str]:
-        """The newest that is old enough at a step; else the newest, or the oldest after a ruin.
+        """The newest trusted checkpoint; without one the newest, or the oldest for ruined weights.
 
-        Soon after a rollback to a checkpoint it is the same one, if none is older.
+        Soon after a rollback to a checkpoint, it is that checkpoint again.
         """
         is_soon, step = self.snapshots.is_soon, opened.incident.step
         good: List[str] = []
@@ -177,7 +178,7 @@ class Rollbacks:
         return good[-1] if opened.ruin else good[0]
 
     def _leave_behind(self, session, opened: OpenIncident, step: Optional[int]) -> None:
-        """Saves the state, if a restart would otherwise resume from an abandoned one."""
+        """Saves the restored state, if a restart would otherwise resume from an abandoned one."""
         published, restored = self._restorer.published(), opened.incident.restored
         if published is None or published == restored:
             return
@@ -225,7 +226,7 @@ class Rollbacks:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
-        """For a session whose checkpoint folder becomes known later."""
+        """Call it before each step, if a script may build variables or begin to save in between."""
         self._restorer.before_step(session)
         if self._rate_factor is not None:
             self._rate_factor.before_step(session)
@@ -241,7 +242,7 @@ def _step_of(state: Union[Snapshot, str]) -> Optional[int]:
 
 
 def _newer_of(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Any:
-    """The newer of two states; the checkpoint where that is not known."""
+    """The newer of two states; the checkpoint if a step is not known."""
     if snapshot is None or checkpoint is None:
         return snapshot or checkpoint
     saved_at = step_in_name(checkpoint)
@@ -256,7 +257,7 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
 
 
 def may_roll_back(policies: FallbackChain) -> bool:
-    """Whether a policy rolls back; a callable may say so."""
+    """Whether a policy may roll back; a callable may, since its answer is not known ahead."""
     return any(
         isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
     )

@@ -83,7 +83,7 @@ class SlimLoop:
         self._training = training
         self._before_session = before_session
         self._signals = training.signals
-        self._signals.begin_step()  # and no end: slim's loop asks ahead of each step
+        self._signals.begin_step()  # without `end_step`: slim's loop asks ahead of each step
         self._note_session = note_session
         self._turn, self._summary_op = turn, summary_op
         self._loss: Any = None
@@ -92,9 +92,9 @@ class SlimLoop:
         self._begin_session(None)
 
     def raise_swallowed(self) -> None:
-        """Raises the OutOfRangeError of a hook that did not come from a step.
+        """Raises the OutOfRangeError that a hook has raised outside a step, if any.
 
-        slim takes any for the end of the input, and returns; a `MonitoredSession` raises it.
+        slim takes each for the end of the input, and returns; a `MonitoredSession` raises it.
         """
         if self._swallowed is not None:
             raise self._swallowed
@@ -188,9 +188,9 @@ class SlimLoop:
         # slim asks before each step. It must leave its loop only from within a step: else the
         # hooks' `end` is not called if a thread asked to stop.
         tf_private.replace_method(supervisor, 'should_stop', lambda: self._ended)
-        # The hooks of a MonitoredSession find its queues running. slim starts them soon, and queues
-        # that ran dry must not be started twice. Starting them before a hook asks is too soon: a
-        # run beside threads that begin to fill queues waits for them.
+        # The hooks of a MonitoredSession find its queue runners started; slim starts them later. So
+        # this starts them if a hook may need them, and else not: a run waits for threads that begin
+        # to fill queues. slim's own start then does nothing, or queues that ran dry start twice.
         threads: Any = None
         if _need_queues(self._hooks, session):
             threads = type(supervisor).start_queue_runners(supervisor, session)
@@ -223,7 +223,7 @@ class SlimLoop:
         stop = tf_private.replace_method(supervisor, 'stop', stop_at_last)
 
         def summarize_once():
-            with turn.no_step():  # no step may see what they write and perhaps put back
+            with turn.no_step():  # the run may write values and put them back: no step may see them
                 summary, step = session.run([self._summary_op, supervisor.global_step])
             tf1.logging.info('Recording summary at step %s.', step)
             supervisor.summary_writer.add_summary(summary, step)
@@ -279,9 +279,9 @@ class SlimLoop:
 
 
 def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
-    """Whether some hook may ask a new session for input from a queue.
+    """Whether some hook may need a queue in `after_create_session`.
 
-    In a job a worker waits there for tokens from the chief's queue.
+    In a job, a worker's hook waits there for tokens from the chief's queue.
     """
     known = tf1.train.SessionRunHook.after_create_session, GateWatcher.after_create_session
     theirs = [type(hook).after_create_session for hook in hooks]
@@ -289,9 +289,9 @@ def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
 
 
 class _Retried:
-    """Lets slim make a new session if a process of the job is gone, whatever the error.
+    """Turns an UnavailableError of a job into an AbortedError, for which slim makes a new session.
 
-    It is around each step, where `contextlib` would add a microsecond.
+    A class, because it is around each step, where `contextlib` would add a microsecond.
     """
 
     def __init__(self, watcher: GateWatcher):
@@ -326,7 +326,7 @@ class StepRunner:
         function, which does so itself.
       session: the session that slim made.
       runs_in: the session as the user's wrapper wrapped it, or the same.
-      training: what its watchers know of the last step.
+      training: the `Training`, which has the global step after the last watched step.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class StepRunner:
         self._session = session
         self._runs_in = runs_in
         self._train_step_fn = train_step_fn
-        self._schedule = schedule  # None also where one run would not do what slim's step does
+        self._schedule = schedule  # None also if one run cannot do what slim's step does
         self._in_one_run: Optional[Callable[[], Any]] = None
         self._training = training
         self._step_before: Optional[int] = None
@@ -377,7 +377,7 @@ class StepRunner:
         self._step_before = None
 
     def _prepare(self, session: HookedSession, train_op, global_step) -> Any:
-        """What runs a step in one run; None where it would not do what slim's step does."""
+        """A function that does slim's step in one run; None if one run cannot do the same."""
         gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
         if gate is None or gate.step is None or not has_own_run_instrumented(self._runs_in):
             return None
@@ -409,8 +409,8 @@ class StepRunner:
 class _TraceWriter:
     """A summary writer that keeps the first of several traces of one global step.
 
-    slim names a trace by the global step after it, where a bad step leaves it, and a writer refuses
-    a name that it has.
+    slim names a trace by the global step after the traced step. A bad step leaves the global step
+    as it is, so the next trace has the same name, and a writer refuses that.
     """
 
     def __init__(self, writer):

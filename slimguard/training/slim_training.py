@@ -78,7 +78,7 @@ def train_with_slim(
         checkpoints = Restorer(saver, logdir, global_step)
         repair.resume_from_good(logdir)
         if given['summary_writer'] == default:
-            # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
+            # As the Supervisor's, but with a suffix: a SummarySaverHook's might get the same name.
             given['summary_writer'] = tf1.summary.FileWriter(logdir, filename_suffix='.train')
         writer = given['summary_writer']
     training = Training(
@@ -124,7 +124,7 @@ def train_with_slim(
         steps.raise_swallowed()
         watcher.end_job()
     if checkpoints is not None and saver.failure is not None:
-        raise saver.failure  # the Supervisor has dropped it
+        raise saver.failure  # the Supervisor has swallowed it
     return loss
 
 
@@ -140,7 +140,7 @@ def _warn_of_no_training(train_op) -> None:
 def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, Any]:
     """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
 
-    slim makes both too late: the gate reads the step, and we save before an error leaves.
+    slim would make both too late: for the gate, and for the save before an error.
     """
     with given['graph'].as_default():
         if given['global_step'] is None:
@@ -151,7 +151,7 @@ def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, 
 
 
 def _wait_for_chief(given: Dict[str, Any]) -> Callable[[], None]:
-    """A function to call before slim makes a session: slim looks for the chief every 30 s only."""
+    """A function that waits for the chief before slim does: slim looks for it every 30 s only."""
     master = given['master']
     if given['is_chief'] or not is_remote(str(master)):
         return lambda: None
@@ -187,7 +187,7 @@ def unless_empty(logdir: Optional[files.Path]) -> Optional[files.Path]:
 
 def as_train_op(train_op: Any) -> TrainOp:
     """As `gates.as_train_op`; a ValueError for None, as in slim."""
-    if train_op is None and not tf.executing_eagerly():  # whose optimizers return None
+    if train_op is None and not tf.executing_eagerly():  # in eager mode optimizers return None
         raise ValueError('train_op cannot be None.')
     return gates.as_train_op(train_op)
 

@@ -1,4 +1,4 @@
-"""The numbers of good steps: kept to judge the next (:class:`StepHistory`), and as summaries."""
+"""Keeps the numbers of good steps to judge the next (:class:`StepHistory`); writes summaries."""
 
 import collections
 import functools
@@ -30,7 +30,7 @@ from slimguard.training.open_incident import OpenIncident, of_gate
 
 # The default number of steps to keep.
 STEPS = 200
-# So many steps define the usual norm if no `Spike` does.
+# Without a `Spike`, the usual norm is the median of this many steps.
 _WINDOW = 100
 
 
@@ -170,7 +170,7 @@ class StepHistory:
     ) -> Dict[str, str]:
         """By kind, the text about a number that is above the limit of a `Spike`.
 
-        The gate does not know what its limits are made of.
+        The gate knows its limits only as numbers, and not the medians behind them.
         """
         kinds = {label.kind for label in labels}
         words: Dict[str, str] = {}
@@ -232,7 +232,7 @@ class Histories:
         return self._of.get(gate)
 
     def _tell_jump(self, sentence: str, would_be_held: bool) -> None:
-        if self._has_jumped:  # of another gate
+        if self._has_jumped:  # a step of another gate has
             return
         self._has_jumped = True
         self._last_words = sentence + (_WOULD_HOLD % self.spike_in_words if would_be_held else '')
@@ -294,7 +294,7 @@ def _times(name: str, value: float, usual: Level) -> str:
 
 # Scalars in TensorBoard, as often as the summaries of the training.
 
-# Whether summaries are due now; true once for each time that they are.
+# Tells whether summaries are due; True once for each time that they are.
 IsDue = Callable[[], bool]
 
 
@@ -320,19 +320,19 @@ def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
     return summary
 
 
-# Gives what takes the row of each good step of a gate, by what its tags begin with.
+# Makes, for the prefix of a gate's tags, the function that takes the row of each good step.
 Summaries = Callable[[str], Callable[[np.ndarray], None]]
 
 
 def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
-    """Writes summaries to a `FileWriter`, every so many seconds; None without one, or for 0."""
+    """Writes summaries to a `FileWriter` every `seconds`; None without a writer, or for 0."""
     if writer is None or not seconds:
         return None
     return lambda prefix: functools.partial(_write, lambda: writer, _every(seconds), prefix)
 
 
 def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
-    """Writes summaries when a hook beside the one that begins does; None without such a hook."""
+    """Writes summaries when a `SummarySaverHook` beside `hook` does; None if there is none."""
     beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
     if not beside:
         return None
@@ -350,7 +350,7 @@ def _write(writer: Callable[[], Any], is_due: IsDue, prefix: str, row: np.ndarra
 
 
 def _every(seconds: float) -> IsDue:
-    due = time.monotonic()  # as the Supervisor, which begins with one
+    due = time.monotonic()  # due at once, as in the Supervisor
 
     def is_due() -> bool:
         nonlocal due
@@ -364,7 +364,7 @@ def _every(seconds: float) -> IsDue:
 
 
 def _with(saving: tf1.train.SummarySaverHook) -> IsDue:
-    """When a hook has written, or is about to."""
+    """Due when a hook has written a summary, or is about to."""
     last: Optional[int] = None
 
     def is_due() -> bool:

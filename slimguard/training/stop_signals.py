@@ -1,8 +1,8 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
 Each loop has one `StopSignals`. The process has one `Listener` (system/signals.py), which tells the
-training that began last of each signal: Python's handler does so in the main thread, once that runs
-Python; and a thread that waits for nobody does so at once.
+training that began last of each signal, twice: Python's handler does so in the main thread, once
+that thread runs Python code; a thread of its own does so at once.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ class StopSignals:
     end, and saves. `leave` then ends the process by SIGTERM if that came, or raises
     KeyboardInterrupt. A second Ctrl-C raises it as soon as Python runs.
 
-    Between two steps the loop of a program may do anything. A signal then saves the state at once,
-    unless the loop will ask for it, and ends the process or raises.
+    Between two steps the loop of a program may do anything. So a signal saves the state at once,
+    and ends the process or raises, unless the loop will still read `is_asked`.
 
     A step may wait for input that never comes, and Python's handlers wait with it. If the step does
     not end in time, a thread saves the state and ends the process. At a prompt and in a notebook,
@@ -81,8 +81,8 @@ class StopSignals:
         self._stage = _TRAINING
         # The signals that came to any rank, each with how many checkpoints were saved before.
         self._heard: Dict[int, int] = {}
-        self._waiting: Set[int] = set()  # those that the handler has left to the end of the step
-        self._deadline: Optional[float] = None  # of the step; the thread's
+        self._waiting: Set[int] = set()  # signals that wait for the end of the step
+        self._deadline: Optional[float] = None  # of the step; only the thread uses it
         self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
 
     # From beginning to end.
@@ -133,11 +133,11 @@ class StopSignals:
         self._current = weakref.ref(session)
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Notes that a step begins."""
         self._is_in_step = True
 
     def end_step(self) -> None:
-        """The step has ended, with an error or without."""
+        """Notes that the step has ended, with an error or without."""
         self._is_in_step = False
 
     def run_step(self, session, run: Callable[..., Any], *args: Any) -> Any:
@@ -157,7 +157,7 @@ class StopSignals:
                 self._act()
 
     def tell_saving(self) -> None:
-        """The last step is over, and is saved next. Logs which signal ends the training, if any."""
+        """Notes that the loop saves after its last step. Logs the signal that ends it, if any."""
         if self._stage is not _TRAINING:
             return
         self._stage = _ENDING
@@ -168,7 +168,7 @@ class StopSignals:
             log().warning('%s%s; saving before the end.', _name_of(number), where)
 
     def tell_saved(self) -> None:
-        """Names the checkpoint that was saved since a signal came, if any was."""
+        """Logs the checkpoint that was saved since a signal came, if any was."""
         saves, path = last_published()
         number = self.ends_by()
         if number is None or saves == min(self._heard.values()):
@@ -183,7 +183,7 @@ class StopSignals:
             note(SAVED_BY_SIGNAL % names)
 
     def ends_by(self) -> Optional[int]:
-        """The signal by which to end: the sender of SIGTERM may kill the process soon."""
+        """The signal to end by, or None. SIGTERM first: its sender may kill the process soon."""
         return signal.SIGTERM if signal.SIGTERM in self._heard else next(iter(self._heard), None)
 
     def save_session(self) -> None:
@@ -243,7 +243,7 @@ class StopSignals:
         return session is not None and gates.ranks_in(session.graph).end_together
 
     def on_shared_signal(self, number: int) -> None:
-        """All ranks know of a signal to one of them, and end after this step."""
+        """Called once all ranks know of a signal to one of them: all end after this step."""
         session = self._open_session()
         if session is not None and self._has_ranks() and self._stage is not _LEFT:
             self._note(number)
@@ -263,7 +263,7 @@ class StopSignals:
     # The thread, which ends the training if the main thread does not react.
 
     def on_wakeup(self, number: int) -> None:
-        """A signal has come, which may not reach the main thread."""
+        """Sets the deadline of the step: the signal may not reach the main thread."""
         self._note(number)
         if self._deadline is not None:
             return
@@ -312,10 +312,10 @@ def require_seconds(seconds) -> None:
         )
 
 
-SAVED_BY_SIGNAL = '%s: saved %s%s'  # which `run --quiet` lets pass
-# Called with this line as well.
+SAVED_BY_SIGNAL = '%s: saved %s%s'  # `run --quiet` lets this line pass
+# These functions get that line as well.
 note_saved: List[Callable[[str], None]] = []
-# The last words before a signal ends the process, since no exit handlers run then.
+# These functions are called before a signal ends the process, since no exit handlers run then.
 last_words: List[Callable[[], None]] = []
 
 
@@ -344,7 +344,7 @@ def _exit(status: int) -> None:
     Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
     """
     for child in multiprocessing.active_children():
-        with contextlib.suppress(Exception):  # it has ended, or the process that manages it has
+        with contextlib.suppress(Exception):  # the child, or the process that manages it, has ended
             if child.daemon:
                 child.terminate()
     _say_last_words()

@@ -35,17 +35,17 @@ class TrainingSettings(NamedTuple):
     """The user's settings, of a hook or of the function that trains; see `NanLossHook`."""
 
     max_loss: Optional[float] = None
-    logdir: Any = None  # a path; once it is checked, an absolute one, a str
+    logdir: Any = None  # a path; after `require` an absolute str
     ends_job: bool = True
     capture: bool = True
     max_bundles: int = 5
     progress: bool = False
     preemption_seconds: float = SECONDS
     spike: AnySpike = None
-    history: Optional[int] = None  # STEPS, unless a number is given
+    history: Optional[int] = None  # None stands for STEPS
 
     def require(self) -> 'TrainingSettings':
-        """The settings as they are used; raises TypeError or ValueError for a bad one."""
+        """The settings, checked, with `logdir` absolute; raises TypeError or ValueError."""
         gates.require_max_loss(self.max_loss)
         require_bool('ends_job', self.ends_job)
         require_capture(self.capture, self.max_bundles)
@@ -75,18 +75,18 @@ class Training:
 
     It captures bad steps, handles signals, shows a progress bar, and saves the last good state
     before an error ends the training. The function that runs the loop makes it, and hands it to the
-    watchers among the hooks. If none does, or if it is not open, the hook opens one.
+    watchers among the hooks. A hook that gets none opens one.
 
     Args:
       settings: the user's settings.
-      is_open: whether its maker also runs it.
+      is_open: whether its maker also runs it; if not, a hook opens a training of its own.
       checkpoints: saves the last good state; None if this process saves none.
       saver: restores checkpoints; None for the graph's saver.
       number_of_steps: the global step at which it ends, or None.
-      evidence: by gate, its `Evidence`, which captures and examines bad steps; it may grow.
+      evidence: by gate, its `Evidence`, which captures and examines bad steps; gates may be added.
       summary_writer: the `FileWriter` of its summaries, or None.
-      summaries: as `Histories.summaries`, if it is known what writes them.
-      is_chief: whether this process is the chief; None for what the name of its device says.
+      summaries: as `Histories.summaries`; None if nothing writes summaries.
+      is_chief: whether this process is the chief; None to go by the name of its device.
       makes_sessions: whether the loop makes its sessions. If so, the process takes part in its job,
         if there is one, and the hooks may run a session as soon as they have it. If not, the user's
         first run comes first, since its ops may not exist yet, and TensorFlow warns of ops that are
@@ -126,7 +126,7 @@ class Training:
         self.loss: Any = None
         self.step: Optional[int] = None
         self.is_saved = False
-        self._bundles_in: Optional[str] = None  # where the record is
+        self._bundles_in: Optional[str] = None  # the logdir of the record
         if checkpoints is not None and isinstance(saver, FiniteSaver):
             self._bundles_in = settings.logdir or checkpoints.logdir
 
@@ -140,7 +140,7 @@ class Training:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While it runs, its logdir is taken and its progress shown; then captures are closed."""
+        """Locks the logdir and shows the progress bar; at the end, closes the captures as well."""
         with contextlib.ExitStack() as stack:
             if self.checkpoints is not None and self._bundles_in == self.checkpoints.logdir:
                 stack.enter_context(occupied(self.checkpoints.logdir))
@@ -156,7 +156,7 @@ class Training:
     # The steps.
 
     def is_done(self, session) -> bool:
-        """Whether there is nothing more to do, by the number of steps."""
+        """Whether the global step has reached the number of steps."""
         step = graphs.global_step(session.graph)
         if self._number_of_steps is None or step is None:
             return False
@@ -182,7 +182,7 @@ class Training:
             raise
 
     def save_before(self, error: Exception, session, failed: Optional[Incident] = None) -> None:
-        """Saves the last good state, if that is in memory as an error ends the training.
+        """Saves the last good state, if an incident is behind the error that ends the training.
 
         Args:
           error: the error.

@@ -41,7 +41,7 @@ class WatchedSession(HookedSession):
     ):
         HookedSession.__init__(self, session, hooks)
         self._coordinator = coordinator
-        self._give_back = give_back  # what the hooks made for the training
+        self._give_back = give_back  # releases what the hooks made for the training
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
@@ -56,7 +56,7 @@ class WatchedSession(HookedSession):
                 "on_nan='stop', a signal or a hook has asked the training to stop, and this would "
                 'be one more step; loop with "while not session.should_stop()"'
             )
-        if self._is_new:  # now there is what the user runs first, such as an initializer
+        if self._is_new:  # not earlier: the user's first ops, such as an initializer, exist now
             self._is_new = False
             for watcher in watchers_in(self._hooks):
                 watcher.runs.watch(self._session)
@@ -110,7 +110,7 @@ class WatchedSession(HookedSession):
 def _look_at_save(prefix: str) -> None:
     """Logs an error if a saver other than a `FiniteSaver` has just written a bad checkpoint."""
     if not checkpoint_files.files_of(prefix):
-        return  # it has run something else
+        return  # the run was no save
     inspection = checkpoint_reader.read(prefix)
     if not inspection.is_good:
         log().error(
@@ -211,8 +211,8 @@ def watch(
         )
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if type(watcher) is GateWatcher and watcher.on_nan is None:
-        watcher.on_nan = 'raise'  # whoever names no policy asks for that, and it needs a gate
-    # A job may ask for a new session, and nothing here could make one.
+        watcher.on_nan = 'raise'  # the default; as a named policy it refuses unguarded train ops
+    # It joins no job: a job may ask for a new session, and nothing here could make one.
     training = Training(settings, makes_sessions=False)
     # Like a MonitoredSession's coordinator, it raises any error that a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])

@@ -28,11 +28,11 @@ from slimguard.training.step_history import Histories, StepHistory
 
 
 class Run:
-    """A kind of run, with the same fetches every time: what else to fetch, and how to read it.
+    """One kind of run, by its fetches: what a hook fetches in it, and how to read the incidents.
 
     Args:
       run_gates: the gates of the train ops that it runs.
-      loss: a loss to check besides, or None.
+      loss: a loss to check besides the gates, or None.
       rows: by gate, the row of the step: the vector to fetch, whose columns history.py names.
       histories: by gate, its `StepHistory`, or None.
       graph: the graph.
@@ -60,7 +60,7 @@ class Run:
         places = (place for place, gate in enumerate(run_gates) if gate.loss is not None)
         self._with_loss = next(places, None)  # the first gate that knows its loss
         self._global_step = graphs.global_step(graph)
-        self._session: Callable[[], Any] = lambda: None  # the step that was watched last
+        self._session: Callable[[], Any] = lambda: None  # that of the last watched step
         self._beside = [each for gate in run_gates for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
@@ -69,7 +69,7 @@ class Run:
         self._args = tf1.train.SessionRunArgs(self.fetches)
 
     def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
-        """The fetches and feeds of a hook, with which the gates report the step to it."""
+        """The fetches and feeds of a hook; makes the gates report the steps of this session."""
         session = run_context.session
         if self._session() is not session:
             for gate in [*self._all_gates, *(each.gate for each in self._beside)]:
@@ -103,7 +103,7 @@ class Run:
     ) -> List[List[OpenIncident]]:
         """Opens the incidents that the values of one run show; those of one batch are in one list.
 
-        The graph has decided by then (gate/building/builder.py).
+        The gate has decided in the graph which steps are bad (gate/building/builder.py).
         """
         incidents: List[OpenIncident] = []
         for gate, row, history in zip(self.gates, values, self._histories):
@@ -127,12 +127,12 @@ class Run:
         return _by_run(incidents) if incidents else []
 
     def forget(self, session) -> None:
-        """Drops what the gates have put aside to tell."""
+        """Drops the reports of the gates that are not read yet."""
         for gate in self._all_gates:
             gate.untold.take_reports(session)
 
     def _step_now(self, session) -> Optional[int]:
-        """The global step. Fetched with the run, it could be that before the update or after."""
+        """The global step; a fetch in the run itself might read it before the update or after."""
         step = self._global_step
         return None if step is None else int(session.run(step))
 
@@ -146,7 +146,7 @@ def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[Ste
 
 
 def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
-    """A limit for the loss, or ValueError if the gate has none, or another."""
+    """`max_loss` as a feed; ValueError if the gate checks no loss, or has another limit."""
     if gate.limit is None:
         raise ValueError(
             'max_loss=%r needs a loss in the gate, and train op %r has none; pass it as '
@@ -189,7 +189,7 @@ def _is_mild(opened: OpenIncident) -> Tuple[bool, bool]:
     return opened.incident.held, not opened.incident.state_lost
 
 
-# Which runs they are.
+# Which runs are steps.
 
 
 class WatchedRuns:
@@ -199,9 +199,9 @@ class WatchedRuns:
       loss: a loss to watch if no gate knows it; None for none.
       refusal: how the error for a step of a train op without a gate begins; None to accept it, with
         a warning if there is no loss to watch.
-      row_of: gives the row of a gate's steps, by whether what a bad step drew is kept.
+      row_of: given a gate and whether to keep what a bad step drew, returns the row to fetch.
       histories: the last steps of gates.
-      guards_beside: whether another part gates writes beside a train op, or warns of them.
+      guards_beside: whether other code gates writes beside a train op, or warns of them.
       watches_ahead: whether all gates are watched from the start, since the first run may bypass
         the hooks; else only the gates of runs that threads make beside the steps.
     """
@@ -226,20 +226,20 @@ class WatchedRuns:
         self._process = os.getpid()
 
     def run_for(self, run_context) -> Optional[Run]:
-        """What to fetch in such a run, or None if it is no step to watch."""
+        """The `Run` that says what to fetch and read; None if this is no step to watch."""
         args = run_context.original_args
         graph = run_context.session.graph
         fed = inner_feeds(graph, args.feed_dict)
         return self._runs.of(self._plan, args.fetches, fed, graph)
 
     def watch(self, session) -> None:
-        """Watches runs before the first step, or beside the steps; called before any run."""
+        """Watches runs before the first step, or beside the steps. Call it before any run."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             if gate.is_beside or self._watches_ahead:
                 gate.untold.watch(session)
 
     def leave(self, session) -> List[OpenIncident]:
-        """Returns the bad steps that no watcher has read; later ones of the session are printed."""
+        """Stops watching; returns the bad steps that nobody has read. Gates print later ones."""
         unread: List[OpenIncident] = []
         if os.getpid() != self._process:
             return unread  # in a fork no session can run anything
@@ -248,7 +248,7 @@ class WatchedRuns:
                 unread += [of_gate(gate, each) for each in gate.untold.unwatch(session)]
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
                 log().warning('the end of the session is not clean: %s', error)
-            except RuntimeError:  # it is closed, by another thread or before a new round
+            except RuntimeError:  # the session is closed, by another thread or before a new round
                 break
         return unread
 
@@ -383,7 +383,7 @@ def _name_of_step(elements: list) -> str:
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
     """Whether a run without a gate is a step: it trains, or nothing shows that it does not."""
     needed = graphs.ancestors([op_of(element) for element in elements])
-    if gates.gates_of(graph):  # it is guarded here, and this hook may watch the loss only
+    if gates.gates_of(graph):  # the steps are guarded; a run of the loss alone may evaluate
         return any(map(graphs.is_apply, needed))
     writes = graphs.Writes(graph)
     return loss.op in needed or any(op in writes for op in needed)

@@ -31,9 +31,9 @@ class Account:
       actions: the actions on incidents, and how often each was taken.
       steps: how many guarded runs there were.
       skipped: in how many of them a batch was skipped.
-      why_skipped: the cause of the last that was diagnosed.
+      why_skipped: the cause of the last skipped batch that was diagnosed.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
-      logdirs: where the record and the bundles are, and the number of incidents there.
+      logdirs: by logdir with a record and bundles, the number of incidents there.
       missing: by logdir, how many incidents could not be written to its record.
       runs: how many runs of sessions are not known to train.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
@@ -82,7 +82,7 @@ class Account:
             log().error('%s %r is NOT guarded: %s', what, name, error)
 
     def say_no_loss(self, name: str, why: str) -> None:
-        """Says, once, that the loss of a train op is not known, and why; '' if it trains none."""
+        """Says, once, that the loss of a train op is not known; `why` is '' if it has none."""
         if name not in self._without_loss:
             self._without_loss.add(name)
             log().warning(NOT_KNOWN, name, why or 'it computes no gradients of a loss')
@@ -93,7 +93,7 @@ class Account:
 
     @property
     def has_trained(self) -> bool:
-        """Whether any run is known to have trained, or written like that, guarded or not."""
+        """Whether any run is known to have trained or written values, guarded or not."""
         return bool(self.train_ops or self.refused or self.writing_runs)
 
     def note_run(self, train_ops: Sequence[str]) -> None:
@@ -178,7 +178,7 @@ class Account:
                 told.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
             if self.saved_at_signal:
                 told.append(self.saved_at_signal)
-            is_ours = self.actions.keys() & {'raise', 'stop'}  # the error that ended the script
+            is_ours = self.actions.keys() & {'raise', 'stop'}  # slimguard has ended the script
             if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
                 told.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
         elif not self.own_steps:
@@ -294,7 +294,7 @@ def after_stop(newest: Optional[str]) -> str:
 
 
 _RATE = '; learning rate x%g since the last rollback'
-# A script may look at a loss one step later.
+# A script may check a loss one step after the step that it is of.
 _SOON = 1
 _ENDED_AT_NAN = (
     'the script ended %s after it had fetched a NaN of a bad step, whose update was not applied. '
@@ -340,7 +340,7 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
     """Whether an error may be one that TensorFlow 2 raises in a script for TensorFlow 1."""
     if tf.__version__.startswith('1.') or not isinstance(error, Exception):
         return False
-    if type(error).__name__ == 'DuplicateFlagError':  # of a flag that absl has defined since
+    if type(error).__name__ == 'DuplicateFlagError':  # absl now defines some flags of scripts
         return True
     return any(name in str(error) for name in ('tensorflow', 'tf.', 'eager'))
 

@@ -1,4 +1,4 @@
-"""For code that is not edited: guards its sessions.
+"""`instrument`, for code that is not edited.
 
 Everything that the code then builds and trains is guarded:
 
@@ -121,7 +121,7 @@ class Instrumentation:
         log().info('sessions are guarded; on_nan=%r, max_loss=%r', on_nan, settings.max_loss)
 
     def uninstrument(self) -> None:
-        """Puts back what was there, everywhere."""
+        """Restores TensorFlow's methods and the signal handlers."""
         global _active
         if _active is not self:
             return

@@ -1,11 +1,11 @@
-"""What the optimizers of a script make: the updates, and the losses that they are made from.
+"""Notes the losses that a script differentiates, their gradients, and the updates made of these.
 
-A graph tells its updates by the kernels that optimizers run. An optimizer of the script's own may
-have none, and only computes with ``assign``; a script may write ``w.assign_sub(rate * gradient)``
-itself; and no graph tells its losses.
+A graph alone shows only the updates by kernels of optimizers, and no losses. An optimizer of the
+script's own may use ``assign`` instead of a kernel, and a script may write
+``w.assign_sub(rate * gradient)`` itself.
 
-Of what a `tf.GradientTape` makes, or what is made inside a function, it is not known that it is a
-gradient: such an update is guarded as whatever else a script computes
+Gradients that a `tf.GradientTape` makes, or that are made inside a function, are not noted. Updates
+by such gradients are guarded like any value that a script computes
 (:mod:`slimguard.unedited.own_updates`).
 """
 
@@ -29,7 +29,7 @@ _MOST_NAMES = 3
 
 
 class Differentiated(NamedTuple):
-    """A loss, the ops that return its gradients, and the ops of the variables they are taken by."""
+    """A loss, the ops that return its gradients, and the variables of these, by `_variable_of`."""
 
     loss: tf.Tensor
     gradients: List[tf.Operation]
@@ -49,15 +49,14 @@ class OptimizerNotes:
         patches.wrap(tf_private.gradients_module(), tf_private.GRADIENTS, self._gradients)
 
     def losses(self, graph: tf.Graph) -> List[Differentiated]:
-        """The floating tensors that were differentiated, in order."""
+        """The floating tensors that were differentiated, with their gradients, in order."""
         return kept_on(graph, 'losses', list)
 
     def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
-        """The loss that a train op trains, if there is one and it needs no other input.
+        """The loss that a train op trains; None if it has none, or if `why_unknown` says why not.
 
-        If several losses train the same variables, such as those of replicas, it is their mean.
-
-        An op may be added to the graph for it.
+        If several losses train the same variables, such as those of replicas, it is their mean,
+        for which ops are added to the graph.
 
         Args:
           train_op: the train op.
@@ -140,7 +139,7 @@ class OptimizerNotes:
         return bool(kept_on(graph, 'functions', list))
 
     def _compute_gradients(self, original, optimizer, *args, **kwargs):
-        # An optimizer around another one hands on a loss that it has scaled.
+        # Only the outermost call is noted: an optimizer may give another one a scaled loss.
         with self._inside:
             computed = original(optimizer, *args, **kwargs)
         if not self._inside:
@@ -151,14 +150,14 @@ class OptimizerNotes:
         with self._inside:
             computed = original(ys, xs, grad_ys, *args, **kwargs)
         if not self._inside:
-            # If it begins with a gradient, it continues from one that was computed before.
+            # With `grad_ys`, the call continues from other gradients, so `ys` are no losses.
             continues = any(each is not None for each in _flat(grad_ys))
             losses = [] if continues else list(map(_unscaled, _flat(ys)))
             self._note(losses, list(zip(computed, _flat(xs))))
         return computed
 
     def _note(self, losses: Sequence[Any], computed: Sequence[Tuple[Any, Any]]) -> None:
-        """Notes gradients, each with the variable it is taken by, and the losses they are of."""
+        """Notes `computed`, pairs of a gradient and its variable, and the losses behind them."""
         if tf.executing_eagerly():
             return
         known = [(gradient.op, by) for gradient, by in computed if gradient is not None]
@@ -193,7 +192,7 @@ def _data_of(op: tf.Operation) -> Sequence[tf.Tensor]:
 
 
 def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
-    """The ops that compute something from a tensor; of a list, which has other contents, none."""
+    """The ops that compute from a tensor's values; none for a handle, which holds no values."""
     if tensor.dtype in (tf.variant, tf.resource):
         return []
     wanted = key(tensor)
@@ -205,7 +204,7 @@ def _flat(given: Any) -> List[Any]:
 
 
 def _unscaled(loss: Any) -> Any:
-    """A loss without its scale, a variable by which the gradients are divided again."""
+    """A loss without its scale: a variable by which the script later divides the gradients."""
     if isinstance(loss, tf.Tensor) and loss.op.type == 'Mul':
         others = [each for each in loss.op.inputs if graphs.variable_read(each) is None]
         return others[0] if len(others) == 1 else loss
@@ -213,9 +212,9 @@ def _unscaled(loss: Any) -> Any:
 
 
 def _variable_of(given: Any) -> Any:
-    """A key that is equal for gradients by the same variable: the variable's op, if it is one.
+    """A key of the variable that a gradient is taken by: its op, if it has one.
 
-    A variable that a `tf.distribute` strategy mirrors is one variable: that of the first replica.
+    A variable that a `tf.distribute` strategy mirrors counts as that of the first replica.
     """
     if isinstance(given, tf.Tensor):
         return graphs.variable_read(given) or given.op
@@ -224,7 +223,7 @@ def _variable_of(given: Any) -> Any:
 
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
-    """The placeholders, and the ops that write, or draw batches or random numbers, behind it."""
+    """The ops behind a tensor that are placeholders, write, or draw batches or random numbers."""
     needed = graphs.ancestors_beyond(fed, [tensor.op])
     writes = graphs.Writes(tensor.graph)
     return {
@@ -233,7 +232,7 @@ def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:
-    """The graph that a session runs: a function's own is built inside of it."""
+    """The graph that a session runs, in which the graph of a function is nested."""
     while getattr(graph, 'outer_graph', None) is not None:
         graph = graph.outer_graph
     return graph

@@ -1,9 +1,9 @@
 """Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
 
-A running mean, a normalized weight, a loss scale that is doubled, a gradient that was fetched and
-is fed again: `session.run(mean.assign(...))`. Every update that computes its value goes through a
-gate, which decides when the numbers are there. A write that only copies, or sets a variable to a
-fed value, computes nothing, and is left to the script.
+Examples are `session.run(mean.assign(...))` for a running mean, a normalized weight, a loss scale
+that is doubled, a gradient that was fetched and is fed again. Every update that computes its value
+goes through a gate. A write that only copies a value, or sets a variable to a fed value, computes
+nothing, and is not guarded.
 """
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
@@ -22,8 +22,8 @@ from slimguard.system import texts
 from slimguard.unedited.patches import kept_on
 from slimguard.unedited.shared_updates import each_once, is_ours
 
-# At most so many updates that were built after the first gate are guarded. A gate is many ops, and
-# TensorFlow reads the whole graph before it runs a new op.
+# The most updates built after the first gate that are guarded. A gate has many ops, and TensorFlow
+# reads the whole graph before it runs a new op.
 _MOST_LATE = 50
 
 
@@ -35,7 +35,7 @@ class UnguardedUpdateError(ValueError):
       names: the names of the variables that it writes.
 
     Attributes:
-      name: the first of them, and how many more there are.
+      name: the first of these names, and how many more there are.
     """
 
     of = 'the update of'  # put before the name of the variables
@@ -64,9 +64,9 @@ class OwnUpdates:
     ) -> List[TrainOp]:
         """The fetched elements of a run whose writes need a gate.
 
-        If one computes a table, or a variable that is not local, it is all that write. So the
-        others of such a run, such as the number of batches in a sum, or a copy of the batch, are
-        made with it or not at all. Local variables, such as a metric's, are in no checkpoint.
+        If one writes a computed value to a table, or to a variable that is not local, these are all
+        elements that write. So the others, such as a count of batches or a copy of the batch, are
+        written with it or not at all. Local variables, such as a metric's, are in no checkpoint.
 
         Args:
           elements: the fetched elements, none of which trains.
@@ -127,7 +127,7 @@ def without_value(session, variables: Iterable[tf.Operation]) -> Set[tf.Operatio
 
 
 class _Updates:
-    """Says what a run of some ops computes and writes.
+    """Tells what the ops of a run write, and whether the values are computed.
 
     Args:
       graph: their graph.
@@ -146,7 +146,7 @@ class _Updates:
         return [op for op in step if self._kept_of(op) or _inserts(op)]
 
     def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
-        """The ops of the variables and tables with computed values; none with initial values."""
+        """The ops of variables and tables that get computed values; none in an initializing run."""
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
@@ -184,7 +184,7 @@ def _is_float(written: tf.Operation) -> bool:
 
 
 def _passes_on(op: tf.Operation) -> bool:
-    """Whether the floats that an op returns are its inputs, or begin with it."""
+    """Whether an op computes no floats: it returns its inputs, or is a source without any."""
     if not any(map(graphs.is_float, op.outputs)) or not op.inputs:
         return True
     return graphs.is_variable_read(op) or op.type in _PASS_ON or graphs.is_random(op)

@@ -1,8 +1,8 @@
 """Sessions of a script that knows nothing of slimguard: each run that trains goes through a gate.
 
-Every loop ends in `tf.compat.v1.Session.run`: a plain one, that of a MonitoredSession, of a
-Supervisor, of an Estimator. There what trains is found (:mod:`train_steps`), its gate runs in its
-place, and the policy acts (:mod:`script_session`).
+Every loop calls `tf.compat.v1.Session.run`: a plain one, that of a MonitoredSession, of a
+Supervisor, of an Estimator. There :mod:`train_steps` finds the fetched elements that train, and
+:mod:`script_session` runs their gates instead, and acts by policy.
 """
 
 import functools
@@ -56,9 +56,9 @@ _NO_CALLABLE = (
 
 
 def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
-    # `tf.add_check_numerics_ops` lays a check over every float that a graph lists, and returns an
-    # op that waits for all. Some of ours have no value in most runs (a branch that is not taken, a
-    # queue that is filled for an incident only): it would wait for ever.
+    # `tf.add_check_numerics_ops` adds a check to every float tensor of a graph, and returns an op
+    # that waits for all. It must not see ours: some have no value in most runs (a branch that is
+    # not taken, a queue that is filled for an incident only), so it would wait for ever.
     operations = original(graph)
     if tf_callers.checks_numerics():
         return [op for op in operations if not op.name.startswith(graphs.OURS)]
@@ -70,7 +70,7 @@ class PatchedSessions:
 
     Args:
       on_nan: what happens after a bad step.
-      settings: what else the user says.
+      settings: the user's other settings.
 
     Attributes:
       seen: the account of the trainings.
@@ -115,8 +115,8 @@ class PatchedSessions:
         if OWN_WORK:
             return
         note_opened(session)
-        # Other threads, which may run its steps, cannot. If this is the session of a
-        # `slimguard.train`, that hears them already, and finishes its step.
+        # Signals are handled from here on: the steps may run in other threads, which cannot install
+        # handlers. A `slimguard.train` that makes this session has installed them already.
         self._signals.enter_if_first()
 
     @with_short_traceback
@@ -135,7 +135,7 @@ class PatchedSessions:
         return self._signals.run_step(session, *given)
 
     def release(self) -> None:
-        """Puts signal handlers back; bad steps of sessions that continue print or raise again."""
+        """Restores signal handlers; gates of sessions that go on print or raise for bad steps."""
         for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 watched.release()
@@ -143,7 +143,7 @@ class PatchedSessions:
         self.seen.log_at_end()
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        # For a list, TensorFlow's method runs the session's own `run`; otherwise the session below.
+        # With a `feed_list`, TensorFlow's callable calls the guarded `run`; without, it goes past.
         is_below = feed_list is None and not OWN_WORK
         step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:
@@ -181,8 +181,8 @@ class PatchedSessions:
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
         """Leaves a guarded training to the policy.
 
-        A run beside its steps computes nothing that it writes, as in a GAN's Estimator, whose train
-        ops run in hooks; but it may have fetched the loss of a bad batch.
+        A run that is no step may still fetch the loss of a bad batch, as in a GAN's Estimator,
+        whose train ops run in hooks. Then the hook acts if the first policy is 'raise' or 'stop'.
         """
         session = run_context.session
         if self._step_of(session, run_context.original_args.fetches) is not None:
@@ -197,7 +197,7 @@ class PatchedSessions:
                 self._has_said_nan_beside = True
                 log().warning(_NAN_BESIDE, self._on_nan)
 
-    # The sessions below.
+    # The steps of a session.
 
     def _step_of(
         self,
@@ -212,9 +212,9 @@ class PatchedSessions:
     def _step_with_values(
         self, session, fetches, fed: Sequence[tf.Tensor]
     ) -> Optional[GuardedStep]:
-        """The step that a run is; without what gives variables their first values.
+        """The step that a run is, without the writes that give variables their first values.
 
-        Of a variable that has no value yet there is no copy to go back to.
+        A variable without a value cannot be copied, so a gate could not put it back.
         """
         step = self._step_of(session, fetches, fed)
         if step is None or not step.written:
@@ -240,7 +240,7 @@ class PatchedSessions:
         return steps
 
     def _capture(self, training: Training, step: GuardedStep) -> None:
-        """Has the drawn values of a step kept, before it runs for the first time in a session."""
+        """Makes a step keep its drawn values, before it runs for the first time in a session."""
         graph = op_of(step.gates[0].train_op).graph
         with self._lock, tf_private.unfinalized(graph):
             training.capture(*step.gates)
@@ -250,13 +250,13 @@ class PatchedSessions:
             watched = self._sessions.get(session)
             if watched is None:
                 graph = session.graph
-                # Its gates have the limit; where it saves, and so has its record, comes out later.
+                # The gates have the limit; where the script saves will be known only later.
                 own = self._settings._replace(max_loss=None, logdir=None)
                 training = Training(
                     own,
                     is_open=True,
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
-                    evidence=kept_on(graph, 'evidence', dict),  # that of all its sessions
+                    evidence=kept_on(graph, 'evidence', dict),  # shared by all its sessions
                     summaries=self._summaries.of(session),
                     makes_sessions=False,
                 )

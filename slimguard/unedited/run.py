@@ -1,9 +1,8 @@
-"""Runs a script, or a module, as ``python`` itself would; and what guards it, and its children.
+"""Runs a script, or a module, as ``python`` itself would, and guards it and its children.
 
-A fork has all that its parent has. A child that `multiprocessing` spawns, or that a fork server
-makes, begins with nothing: it is sent how to begin, and what to run. With the first it gets the
-`RunOptions`. Whatever such a child does, it is guarded only if it imports TensorFlow, and just
-before.
+A fork inherits the guard. A child that `multiprocessing` spawns, or that a fork server makes, does
+not: it gets the `RunOptions` with the data by which `multiprocessing` prepares it. Such a child is
+guarded just before it imports TensorFlow, if it does.
 
 Imports TensorFlow only to guard.
 """
@@ -87,9 +86,9 @@ def _execute(run: Callable[[], Dict[str, Any]]) -> None:
 
 
 def note_interrupt(error: KeyboardInterrupt) -> None:
-    """Has another Ctrl-C end the process with one line while it ends by `error`.
+    """Makes another Ctrl-C end the process with one line, while it ends by `error`.
 
-    If `error` comes from no script, as none has begun, it does so at once.
+    If no script has begun, so that `error` comes from none, ends the process at once.
     """
     if _RUNPY not in map(file_of, frames_of(error.__traceback__)):
         _end_by_ctrl_c('Ctrl-C')
@@ -100,7 +99,7 @@ def note_interrupt(error: KeyboardInterrupt) -> None:
 def _end_by_ctrl_c(line: str) -> None:
     """Ends the process as a Ctrl-C does that nobody handles, so that its exit status tells."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with contextlib.suppress(OSError):  # not print, in the midst of which the signal may come
+    with contextlib.suppress(OSError):  # not print: the signal may have interrupted one
         os.write(2, ('slimguard: %s\n' % line).encode())
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -122,7 +121,7 @@ def _hide_our_frames() -> None:
 
 
 def _drop_hidden_frames(error: BaseException) -> None:
-    """Removes our frames from an exception's traceback, and from those that led to it."""
+    """Removes our frames from the tracebacks of an exception and of those that led to it."""
     seen = set()  # of ids: a chain may lead back to where it began
     shown: Optional[BaseException] = error
     while shown is not None and id(shown) not in seen:
@@ -138,7 +137,7 @@ def _drop_hidden_frames(error: BaseException) -> None:
         shown = shown.__cause__ or shown.__context__
 
 
-# What guards it.
+# The guard.
 
 
 class RunOptions(NamedTuple):

@@ -1,7 +1,7 @@
-"""What a script saves, and where, as it tells TensorFlow.
+"""Notes where a script saves, from its calls of TensorFlow, and checks what it saves.
 
 A script may train several models, in turns or one after the other, as a search for hyperparameters
-does. What concerns one of them is kept where that model is.
+does. So the notes on a model are kept on its graph.
 """
 
 import itertools
@@ -146,8 +146,8 @@ def _folder_of_checkpoints(graph: tf.Graph) -> Optional[str]:
 def _good_for(save_path: Any) -> Any:
     """The checkpoint to restore: the one that is asked for, unless that is the newest and bad.
 
-    If the newest checkpoint of a folder is damaged or not finite, it is the newest that is good,
-    and a log line says so. No file is changed.
+    If the newest checkpoint of a folder is damaged or not finite, the newest good one takes its
+    place, and a log line says so. No file is changed.
     """
     path = files.as_path(save_path, 'save_path')
     folder = os.path.dirname(path)
@@ -175,12 +175,12 @@ def _good_for(save_path: Any) -> Any:
 
 def _size_of(prefix: str) -> int:
     """How many variables a checkpoint holds."""
-    # Not list_variables, which takes the prefix for a directory where a file system has none.
+    # Not list_variables: on a file system without directories it takes the prefix for one.
     return len(tf1.train.NewCheckpointReader(prefix).get_variable_to_shape_map())
 
 
 def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
-    """Whether a saver restores all of a checkpoint, which holds all variables of the graph."""
+    """Whether a saver restores a whole checkpoint, and this holds all variables of the graph."""
     restore = graph.get_operation_by_name(saver.as_saver_def().restore_op_name)
     restores = [op for op in graphs.ancestors([restore]) if op.type == 'RestoreV2']
     names = [tf.get_static_value(op.inputs[1]) for op in restores]

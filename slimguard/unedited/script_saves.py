@@ -1,7 +1,7 @@
-"""The checkpoints of one graph of a script's.
+"""The checkpoints of one graph of a script.
 
-ScriptSaves     those of the whole state, and how to save one more as the script does
-ScriptRestorer  goes back to the newest of them that is good, or to before the first step
+ScriptSaves     the checkpoints of the whole state; saves one more, as the script does
+ScriptRestorer  restores the newest good one of them, or the state before the first step
 """
 
 import numbers
@@ -20,7 +20,7 @@ from slimguard.checkpoints.restorers import (
     those_in_line,
 )
 
-# Beside the script's own state files, which still name what the script calls its newest checkpoint.
+# The state file of `...-last` checkpoints. The script's own state file still names the script's.
 _STATE_FILE = 'checkpoint.slimguard-last'
 
 # At most so many saved checkpoints are examined.
@@ -115,7 +115,7 @@ class ScriptSaves:
 
         Args:
           session: the session.
-          is_to_be_found: whether to save nothing, and return None, rather than make a ``...-last``.
+          is_to_be_found: whether a restart has to find it; then None in place of a ``...-last``.
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:
@@ -123,7 +123,7 @@ class ScriptSaves:
             return None
         path, number, args, kwargs = last.call
         self.why_not = Restorer.why_not_saved
-        is_known = last.number is None and number is not None  # a variable says it itself
+        is_known = last.number is None and number is not None  # a variable has its own count
         if last.number is not None and self._counts_steps():
             number, is_known = last.number + _steps_between(last.steps, self._steps()), True
         if is_known:
@@ -188,7 +188,7 @@ class ScriptRestorer(FirstStateRestorer):
         return self._saves.newest
 
     def good(self) -> Iterator[str]:
-        if not gates.ranks_in(self._graph).are_several:  # of several ranks, only one saves
+        if not gates.ranks_in(self._graph).are_several:  # of several ranks, only one has any
             paths = reversed([*self._saves.savers])
             yield from those_in_line(p for p in paths if checkpoint_reader.read(p).is_good)
         yield from FirstStateRestorer.good(self)

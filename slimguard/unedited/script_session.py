@@ -1,7 +1,7 @@
-"""A session of a script whose loop knows nothing of it: what watches its steps, and acts.
+"""Watches the steps of a session, and acts on bad ones, in a script that knows nothing of it.
 
-ScriptSession   the session, with the steps that it knows
-ScriptWatcher   does for it what a `NanLossHook` does
+ScriptSession   runs the steps of the session
+ScriptWatcher   does for the session what a `NanLossHook` does
 """
 
 import threading
@@ -35,7 +35,7 @@ from slimguard.unedited.train_steps import GuardedStep
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
-    """The error that ends a loop which does not ask whether to stop: that of an ended input.
+    """The error with which 'stop' ends a loop that does not ask for it: that of an ended input.
 
     A MonitoredSession accepts exactly that type.
     """
@@ -108,7 +108,7 @@ class ScriptWatcher(GateWatcher):
         return tf_callers.CallingSession([], None, [], False)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
-        """It is known later: see `_keep_record`."""
+        """None, since the directory is known only later: see `_keep_record`."""
 
     def _make_rollbacks(self, graph: tf.Graph, policies: FallbackChain) -> Rollbacks:
         smaller = rate_factor_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
@@ -125,7 +125,7 @@ class ScriptWatcher(GateWatcher):
     def step_was_good(self, session, loss: Any) -> None:
         if self.recorded_in is None and self._files.is_settled(session.graph):
             with self._acting:
-                self._keep_record(session.graph)  # an empty one says that a guard is there
+                self._keep_record(session.graph)  # an empty record shows that there is a guard
         GateWatcher.step_was_good(self, session, loss)
 
     def _keep_record(self, graph: tf.Graph) -> Optional[str]:
@@ -136,8 +136,8 @@ class ScriptWatcher(GateWatcher):
         return self.recorded_in
 
     def end(self, session):
-        self._policies.tell()  # the last line covers all sessions together
-        self.histories.take_last_words()  # as well
+        self._policies.tell()  # dropped: the last line of `run` covers all sessions together
+        self.histories.take_last_words()  # dropped, too
         GateWatcher.end(self, session)
 
     def handle(self, run_context, opened: OpenIncident, *beside: OpenIncident) -> None:
@@ -187,7 +187,7 @@ class ScriptSession:
         watcher.runs.watch(self._session)
 
     def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
-        """Runs a step behind its gates when it has the turn, lets the policy act, and counts it.
+        """Runs a step through its gates when it has the turn, lets the policy act, and counts it.
 
         Returns:
           The values that the script fetched.
@@ -215,7 +215,7 @@ class ScriptSession:
 
     def _run_step(self, known: HookedStep, *given):
         (mine, _), is_asked = known.run(*given)
-        if is_asked:  # for a loop that continues all the same
+        if is_asked:  # the script's loop does not ask, and would go on
             raise stop_error(self._watcher.incidents[-1])
         return mine
 
@@ -241,7 +241,7 @@ def _of_script(values: Any) -> Any:
 class _OfTensorFlow(SessionWrapper):
     """A session of the script, with TensorFlow's own `run`.
 
-    A subclass in the script may have a `run` of its own, which has been called already.
+    A subclass in the script may have a `run` of its own, which has called this one already.
     """
 
     def __init__(self, session, run: Callable):

@@ -1,8 +1,8 @@
-"""The numbers of a script's steps as scalars, where the script writes summaries of its own.
+"""Adds the numbers of a script's steps, as scalars, to the summaries that the script writes.
 
-Every `tf.summary.FileWriter` of TensorFlow 1, whoever has it (the script, a Supervisor's thread, a
-`SummarySaverHook`), is given summaries by `add_summary`. With each of the script's go those of the
-training's last good step, to the same writer.
+The script, a Supervisor's thread or a `SummarySaverHook` writes a summary by `add_summary` of a
+`tf.compat.v1.summary.FileWriter`. After each, the scalars of the training's last good step go to
+the same writer.
 """
 
 import functools
@@ -22,8 +22,8 @@ from slimguard.unedited.patches import Patches
 class _OfSession:
     """The last good steps of one session that no writer has written yet, by prefix of their tags.
 
-    They all go to one folder. If a script has writers for training and for testing, it uses the one
-    for training after its steps, and the one for tests at any time.
+    All go to the folder of the writer that is used first after a step. If a script has writers for
+    training and for testing, that is most likely the one for training.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class _OfSession:
         self._folder: Optional[str] = None
 
     def notes_of(self, prefix: str) -> Callable[[np.ndarray], None]:
-        """A function that takes the rows of one gate."""
+        """A function that takes the rows of the gate whose tags have this prefix."""
         return functools.partial(self._rows.__setitem__, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
-        """Writes the steps so far, if this is their writer, under the script's own step."""
+        """Writes the steps so far, if this is their writer, under the script's step number."""
         if not self._rows:
             return
         folder = files.as_path(writer.get_logdir(), 'logdir')
@@ -54,7 +54,7 @@ class _OfSession:
 
 
 class ScriptSummaries:
-    """Knows to which session the summaries of a script belong, and adds to them."""
+    """Finds the session to which a summary of a script belongs, and adds the session's scalars."""
 
     def __init__(self) -> None:
         self._known: Any = weakref.WeakKeyDictionary()  # the _OfSession of each session
@@ -62,7 +62,7 @@ class ScriptSummaries:
         self._last: Callable[[], Any] = lambda: None  # the session that began to train last
 
     def install(self, patches: Patches) -> None:
-        """Begins to listen."""
+        """Begins to add scalars."""
         patches.wrap(tf1.summary.FileWriter, 'add_summary', self._add)
 
     def note_run(self, session) -> None:
@@ -87,7 +87,7 @@ class ScriptSummaries:
 
 
 def _is_a_rate(summary: Any) -> bool:
-    """Whether a step counter of TensorFlow wrote it, and not the script."""
+    """Whether a step counter of TensorFlow wrote a summary, and not the script."""
     if not isinstance(summary, tf1.Summary):
         return False
     tags = [value.tag for value in summary.value]

@@ -1,6 +1,6 @@
-"""Which of the elements fetched in a run train, and which of them one gate is to be of.
+"""Finds the fetched elements of a run that train, and groups those that need one common gate.
 
-And before a run: what a script is likely to fetch of what it has built around an update.
+`ends_of` guesses, before any run, which ops around an update a script will fetch.
 """
 
 import collections
@@ -19,7 +19,7 @@ from slimguard.unedited.optimizer_notes import OptimizerNotes
 
 
 class SharedUpdates:
-    """Finds what trains in one graph.
+    """Finds and groups the fetched elements that train, in one graph.
 
     Args:
       graph: the graph.
@@ -37,7 +37,7 @@ class SharedUpdates:
 
         Args:
           elements: what a run fetches.
-          fed: the computed tensors of the step that it feeds.
+          fed: the computed tensors that the run feeds, see `inner_feeds`.
         """
         known = set(map(op_of, self._notes.updates(self._graph)))
         known.update(self._notes.writes_of_gradients(self._graph))
@@ -62,10 +62,9 @@ class SharedUpdates:
     ) -> List[List[TrainOp]]:
         """The same groups, each with all elements that make, or wait for, a write of its gate.
 
-        A gate runs clones of the writes it holds back. If a run also fetches such a write, the
-        original would run as well, past the gate: an average that the train op also updates, a loss
-        that waits for a write, a counter that two train ops share. So these are fetched through the
-        gate.
+        A gate runs clones of the writes it holds back. If a run also fetched the original of such a
+        write, that would run past the gate: an average that the train op also updates, a loss that
+        waits for a write, a counter that two train ops share. So the gate gets these elements, too.
 
         Args:
           groups: lists of elements; each list gets one gate.
@@ -85,7 +84,7 @@ class SharedUpdates:
         times = collections.Counter(write for each in made for write in each)
         gated: Set[tf.Operation] = set()
         for group, own in zip(groups, made):
-            if any(times[write] > 1 for write in own):  # else its gate need not be planned
+            if any(times[write] > 1 for write in own):  # else it shares no write
                 gated |= gated_writes(group)
         # The other writes of a group are those of a forward pass, which its gate puts back.
         forward = set().union(*made[: len(groups)]) - gated
@@ -95,7 +94,7 @@ class SharedUpdates:
     def _needed_by(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
     ) -> Iterator[Tuple[TrainOp, List[tf.Operation]]]:
-        """The elements, each once, with what a run of each needs."""
+        """Yields each element once, with the ops that a run of it needs."""
         needs = through_gates(self._graph, fed)
         for element in each_once(elements):
             op = _op_to_search(element)
@@ -120,7 +119,7 @@ _BY_HAND = object()
 
 
 def _sharing(given: Sequence[Tuple[List[TrainOp], Set[Any]]]) -> List[List[TrainOp]]:
-    """Joins those of some lists of elements whose sets have an item in common, directly or not."""
+    """Joins the lists of elements whose sets overlap, directly or by way of other sets."""
     groups: List[Tuple[List[TrainOp], Set[Any]]] = []
     for elements, items in given:
         numbers = [n for n, (_, others) in enumerate(groups) if not others.isdisjoint(items)]
@@ -159,7 +158,7 @@ _MOST_ENDS = 4
 
 
 def ends_of(update: TrainOp) -> List[TrainOp]:
-    """The train ops that a script may have built around an update; of many, the update alone."""
+    """The ops that a script may have built around an update to fetch; if many, the update alone."""
     wanted = {op_of(e): e for e in op_of(update).graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
     seen = {op_of(update)}
     waiting = [op_of(update)]
@@ -169,16 +168,16 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         after = [taker for tensor in op.outputs for taker in tensor.consumers()]
         after += tf_private.ops_waiting_for(op)
         after = [each for each in after if not each.name.startswith(graphs.OURS)]
-        # A queue runner fills queues in a thread of its own. In this way the chief of a
-        # SyncReplicasOptimizer makes its update; the workers wait for the tokens that follow. A
-        # gate around all of it would keep the tokens from them, so the update is guarded with the
-        # workers' train op.
+        # No enqueue op: a queue runner runs it in a thread of its own. So the chief of a
+        # SyncReplicasOptimizer makes its update, and the workers wait for the tokens that it then
+        # enqueues. A gate around the enqueue op would hold the tokens back, so the update is
+        # guarded with the workers' train op.
         if (not after or op in wanted) and not graphs.is_enqueue(op):
             is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
             ends.append(op.outputs[0] if is_value else wanted.get(op, op))
         waiting.extend(each for each in after if each not in seen)
         seen.update(after)
-    if len(ends) > _MOST_ENDS:  # a resource write makes a read, which few fetch
+    if len(ends) > _MOST_ENDS:  # each write of a resource variable has a read that few fetch
         ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
     if len(ends) <= _MOST_ENDS:
         return ends

@@ -2,13 +2,13 @@
 
 After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
-Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
-that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``.
+Libraries still get the installed TensorFlow, unchanged: the replaced ``builtins.__import__`` looks
+at the module that imports, and nothing is put into ``sys.modules``.
 
-A script may be installed itself, as a module of a package: all of that package is the script's.
+If the script is a module of an installed package, all modules of that package belong to it.
 
 ``np.int`` and the other names that numpy has dropped since 1.19 are there again, for the script and
-for the libraries it uses. What the installed numpy has, under whatever name, stays as it is.
+for the libraries it uses. Names that the installed numpy has stay as they are.
 """
 
 import builtins
@@ -29,7 +29,7 @@ from slimguard.unedited.tf1_table import (
     explain,
 )
 
-# They use TensorFlow as it is, wherever they are installed.
+# These libraries get the installed TensorFlow, wherever they lie.
 _LIBRARIES = frozenset(['keras', 'slimguard', 'tensorboard', 'tensorflow', 'tf_keras', 'tf_slim'])
 
 _builtin_import = builtins.__import__
@@ -46,7 +46,7 @@ def install() -> None:
     Puts numpy's old names back, too. Call it before TensorFlow is imported. Does nothing on
     TensorFlow 1.x.
     """
-    # tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as they were.
+    # Then tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as in TensorFlow 1.
     if importlib.util.find_spec('tf_keras') is not None:
         os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
     if is_native():
@@ -88,11 +88,11 @@ def let_flags_be_redefined() -> None:
 
 
 class _Namespace(types.ModuleType):
-    """A package of TensorFlow 1, put together from the places that hold its names today.
+    """A package of TensorFlow 1, put together from the modules that hold its names today.
 
-    If its names are gone, and so has no place, it is a placeholder: it can be imported, and raises
-    AttributeError once it is used. It may also stand for a function, or for a class that a script
-    calls, derives from, or asks for.
+    If there are none, it is a placeholder: it can be imported, and raises AttributeError once it is
+    used. A placeholder may also stand for a function, or for a class that a script calls, derives
+    from, or passes to `isinstance`.
     """
 
     def __init__(self, name: str):
@@ -142,13 +142,13 @@ def _find(package: str, name: str) -> Any:
         except AttributeError:
             pass
     if package == 'tf.contrib' and can_be_imported(full_name):
-        return namespace(full_name)  # it was there without an import of the script
+        return namespace(full_name)  # in TensorFlow 1, `import tensorflow` brought it along
     raise AttributeError(explain(full_name))
 
 
 @functools.lru_cache(maxsize=None)
 def _places(package: str) -> Tuple[Any, ...]:
-    """The places of a package's names that this TensorFlow has."""
+    """The modules in which this TensorFlow has the names of a package of TensorFlow 1."""
     places = []
     for home in TABLE.get(package, ()):
         try:
@@ -253,7 +253,7 @@ def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.Modul
 
 
 def _is_for_us(importer: Dict[str, Any]) -> bool:
-    """Whether a module with these globals, which imports TensorFlow, gets that of version 1."""
+    """Whether the importing module, which has these globals, gets the names of TensorFlow 1."""
     name = importer.get('__name__', '')
     if name == '__main__':
         return True
@@ -267,7 +267,7 @@ def _file_of_the_script() -> Optional[str]:
     return _scripts_file or getattr(sys.modules.get('__main__'), '__file__', None)
 
 
-# The module that `run` looks up: Python imports its package before it becomes ``__main__``.
+# The file of the package that `run -m` runs: Python imports it before ``__main__`` has a file.
 _scripts_file = ''
 
 
@@ -290,7 +290,7 @@ def _installed_as(file: Optional[str]) -> Optional[str]:
     return None
 
 
-# Names that numpy has under another name.
+# Old names of what numpy still has under a new name.
 RENAMED = (
     'Inf=inf Infinity=inf PINF=inf infty=inf NAN=nan NaN=nan bool8=bool_ complex_=complex128 '
     'float_=float64 string_=bytes_ unicode_=str_ alltrue=all sometrue=any product=prod '

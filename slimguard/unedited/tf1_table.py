@@ -5,19 +5,19 @@ from typing import Dict, Tuple, Union
 
 from slimguard.compat.repairs import MODE_KEYS
 
-# TensorFlow 2 has none; this is our own.
+# TensorFlow 2 has no MovingAverageOptimizer; this one is our own.
 _OPTIMIZER = 'slimguard.unedited.moving_average_optimizer'
 
 # Where the names of TensorFlow 1 are today. On the left "tf" is the script's TensorFlow, on the
-# right the installed one. A string is the thing itself: a public name of TensorFlow's, a module, or
-# a module and a name in it. A tuple lists the places in which a package finds its names and its
-# modules, in order. What has no row of its own is looked for in the places of its package.
+# right the installed one. A string names the object: a public name of TensorFlow, a module, or a
+# module and a name in it. A tuple lists the modules in which a package finds its names, in order. A
+# name without a row of its own is looked for in the modules of its package.
 TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf': ('tf.compat.v1', 'tf'),
     'tf.__file__': 'tf.__file__',
     'tf.__path__': 'tf.__path__',
     'tf.compat': 'tf.compat',
-    # Up to TensorFlow 2.15 it is all there; later its hooks are, at home in tf.train.
+    # TensorFlow has all of it up to 2.15; later only its hooks, in tf.train.
     'tf.estimator': ('tf.compat.v1.estimator', 'tf.compat.v1.train'),
     'tf.estimator.ModeKeys': MODE_KEYS,
     'tf.contrib': (),
@@ -40,7 +40,7 @@ TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
         'tf.compat.v1.debugging',
         'tf.compat.v1',
     ),
-    # Its arg_scope is the function, as it was.
+    # Its name arg_scope is the function, as in TensorFlow 1.
     'tf.contrib.framework.python.ops': ('tf_slim.ops.arg_scope', 'tf_slim.ops.variables'),
     'tf.contrib.framework.python.ops.ops': 'tf_slim.ops.framework_ops',
     'tf.contrib.framework.python.ops.variables': 'tf_slim.ops.variables',
@@ -139,8 +139,8 @@ def explain(name: str) -> str:
 def can_be_imported(name: str) -> bool:
     """Whether a missing name can be imported as a placeholder.
 
-    True below tf.contrib. In a package whose present places are known, true only for names below a
-    folder ``python``, where tf.contrib's packages had their files.
+    True below tf.contrib. In a package that the table maps to modules, true only for names that
+    `GONE` explains, and below a folder ``python``, where tf.contrib's packages had their files.
     """
     parts = name.split('.')
     if len(parts) < 3 or parts[1] != 'contrib' or parts[-1].startswith('_'):

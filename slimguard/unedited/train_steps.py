@@ -1,11 +1,11 @@
-"""The train ops of a graph that nobody has guarded: found in what a session is asked to run.
+"""Finds the train ops among the fetches of a run, and guards them: :class:`TrainSteps`.
 
 A script may build anything around what its optimizer returns: a group with moving averages, a loss
-that waits for the update. Only a run shows what a step is. So the gate is made for what is fetched,
-and stands in for it from then on: :class:`TrainSteps`.
+that waits for the update. Only a run shows which op is the step. So the gate is made for the
+fetched ops, and from then on runs fetch the gate's tensors in their place.
 
-What a session has seen cannot be wired any more. So before a session sees new updates, the last ops
-that were built around them are guarded at once; these are what most scripts fetch.
+Ops that are in the graph when a session runs can get no new inputs later. So before the first run
+with new updates, the last ops built around them are guarded; most scripts fetch these.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ class GuardedStep:
       names: by gate, the name of the train op that the script fetches; empty if it only writes.
       args: the script's fetches, with guarded elements in place of those that train, and the train
         ops of the gates. It is always the same object, so that watchers recognize it.
-      is_watched: whether something else watches it: a `NanLossHook`, which also names the writes
-        beside its gate, or `slimguard.train`. Then all else is empty.
+      is_watched: whether a `NanLossHook`, which also names the writes beside its gate, or
+        `slimguard.train` watches it already. Then all other attributes are empty.
       written: the ops of the variables that it may put back, except those that a train op writes.
     """
 
@@ -126,11 +126,11 @@ class TrainSteps:
         updates = [*self._notes.updates(self._graph), *self._notes.written_by_hand(self._graph)]
         new = [update for update in updates if update.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
-        if new:  # a script may guard its own
+        if new:  # the script may have guarded some itself
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
-        if has_token_queue(self._graph):  # a chief's is guarded with its workers' train op
+        if has_token_queue(self._graph):  # a chief's update is guarded with the workers' train op
             new = [update for update in new if not takes_accumulated(op_of(update))]
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
@@ -144,13 +144,13 @@ class TrainSteps:
                     continue  # the op that runs the loop or branch gets the guard
                 try:
                     self._guard([end], ())
-                    # A script may fetch these beside it, and their writes are then put back.
+                    # A script may fetch such a loss beside it; the gate then puts its writes back.
                     for loss in self._notes.losses_that_write(end):
                         self._guard([end, loss], ())
                 except gates.NoLearningRateError:
                     raise
                 except (ValueError, TypeError):
-                    pass  # the run of it will say so
+                    pass  # a run that fetches it will report the error
             if new:
                 leave_out_bad_values(self._graph)
             copy_ahead_of_others(self._graph)
@@ -165,9 +165,9 @@ class TrainSteps:
 
         Args:
           fetches: what the script fetches.
-          fed: those tensors that it feeds which are computed of something that is drawn.
-          gives_first: whether what it writes and does not train is to be left out: it gives
-            variables their first values.
+          fed: the computed tensors that it feeds, see `inner_feeds`.
+          gives_first: whether to leave out the writes that do not train, since they give variables
+            their first values.
         """
         return self._steps.of(self._add_step, fetches, fed, gives_first)
 
@@ -182,7 +182,7 @@ class TrainSteps:
         knows_all = self._version == self._graph.version
         with OWN_WORK:
             step = self._make_step(*asked)
-        if knows_all:  # the ops that this added need no second look
+        if knows_all:  # `prepare` need not look at the ops that this has added
             self._version = self._graph.version
         return step
 
@@ -259,7 +259,7 @@ class TrainSteps:
                 with tf_private.unfinalized(self._graph):
                     train_op, loss, *_ = self._to_guard(together, fed)
                     return gated_writes(train_op, loss, fed)
-            except (ValueError, TypeError):  # the run of it will say so
+            except (ValueError, TypeError):  # `_guarded` will report the error
                 return set()
 
         return self._updates.join(groups, elements, fed, gated_writes_of) if groups else []
@@ -269,14 +269,14 @@ class TrainSteps:
         elements: Sequence[TrainOp],
         training: Sequence[List[TrainOp]],
     ) -> List[TrainOp]:
-        """The elements that do not train, but write with the batch of the first that train."""
+        """The elements that do not train, but write from the batch of the first group that does."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [e for e in others if not is_ours(e) and not graphs.is_enqueue(op_of(e))]
         return written_beside(others, training[0], self._account.refuse)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
-        """The gate of elements fetched together, which replaces a gate of one of them."""
+        """The gate of elements fetched together; it replaces the gates that single ones have."""
         train_op, loss, max_loss, values = self._to_guard(elements, fed)
         try:
             return guard_with_values(train_op, loss, max_loss, values, fed)
@@ -297,7 +297,7 @@ class TrainSteps:
             if key(_behind(train_op)) != key(_behind(loss)):
                 train_op = op_of(train_op)  # or a gate would take its value for the loss
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
-        if known is not None:  # an op whose value was not asked for at that time
+        if known is not None:  # guarded before, perhaps as an op without its value
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
         max_loss = self._max_loss
@@ -308,7 +308,7 @@ class TrainSteps:
 
 
 def _behind(value: tf.Tensor) -> tf.Tensor:
-    """What a value is without the checks around it."""
+    """The tensor that a value is a copy of, without checks."""
     while value.op.type in ('Identity', 'CheckNumerics', 'CheckNumericsV2'):
         value = value.op.inputs[0]
     return value
@@ -335,7 +335,7 @@ def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
 
 
 def _through_gates(fetches, parts: Sequence[Gated], graph: tf.Graph) -> Any:
-    """`fetches`, with what stands in for those `parts` that train, in the same structure."""
+    """`fetches` in the same structure, with the gates' tensors for the elements of `parts`."""
     stand_ins = {
         element_key(element): _stand_in(element, part.gate)
         for part in parts

@@ -2,8 +2,8 @@
 
 The files:
     plan.py               what a train op consists of, and what has to happen to each part
-    step_graph.py         the ops of a step, read through gates that are there already
-    gated_ops.py          which of them are gated, which variables are put back
+    step_graph.py         the ops of a step, with the originals in place of guarded train ops
+    gated_ops.py          which ops of a step are gated, which variables are put back
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
     kernels.py            when an optimizer's kernel makes finite numbers of small ones

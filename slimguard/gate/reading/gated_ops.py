@@ -3,13 +3,13 @@
 Gated are the writes that can wait for the decision, and all ops after them. Ops before the
 gradients are left as they are; a write among them is a *forward write*, and is put back.
 
-A counter that picks the batch is not put back, since it would pick the same bad batch again. One
-that only says when something is written, or how much, is put back with the rest. Examples count
-micro-batches, whose gradients are accumulated, or steps, which a learning rate, the weight of a
-loss or a correction of Adam's follows. So a variable picks the batch if an op ahead of the update
-takes its value, or a number computed from it alone, other than
+A counter that picks the batch is not put back, since it would pick the same bad batch again. A
+counter that only controls when or how much is written is put back with the rest: it counts
+micro-batches whose gradients accumulate, or steps, for a learning rate, a loss's weight or Adam's
+bias correction. So a variable is taken to pick the batch if an op ahead of the update uses its
+value, or a number computed from it alone, for anything but
 
-* to scale something by it; or
+* to scale another value by it; or
 * to choose between values that are only written.
 """
 
@@ -33,17 +33,16 @@ def find_gated_ops(
     """The writes to gate, and all ops that run after one of them.
 
     Args:
-      step: the ops of the step.
       left_alone: the writes that a run without training makes even when the values are bad; all
         others are gated. None for a train op, which has a forward pass.
       loss: the loss, if it was given.
 
     Raises:
-      ValueError: if a placeholder is among them.
+      ValueError: if a placeholder would have to be gated.
     """
     training = _find_training_writes(step) if left_alone is None else set()
-    # Gated before, so gated here: in the forward pass, an op that waits for a guarded train op
-    # would run this op as it is, and the new gate would run it again.
+    # What an earlier gate holds back is gated here, too. If such a write stayed in the forward
+    # pass, the earlier gate would make it, and the new gate would run the original as well.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training, loss) if left_alone is None else left_alone
     if not forward or left_alone is not None:
@@ -68,7 +67,7 @@ def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
     Any other write to a trainable variable updates a statistic whose variable was left trainable.
-    If no training write is known, as with gradients of a `tf.GradientTape`, these writes count.
+    If there is no other training write, as with gradients of a `tf.GradientTape`, these count.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}
@@ -89,7 +88,7 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
     for value in (step.core, loss):
         if value is not None and graphs.is_float(value):
             made_of = graphs.ancestors([value.op], step.needs)
-            if training.isdisjoint(made_of):  # else it is no loss of this update, but of the next
+            if training.isdisjoint(made_of):  # else the value is a loss of the next update
                 computed.update(made_of)
     before_training = [needed for write in training for needed in step.needs(write)]
     forward = computed.union(graphs.ancestors(before_training, step.needs))
@@ -97,11 +96,11 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
 
 
 def _find_slot_writes(step: StepGraph, training: _Ops, computed: _Ops) -> _Ops:
-    """Writes that a training write needs and no gradient does: they can be gated as well.
+    """Writes that a training write needs, but no gradient needs: they can be gated as well.
 
-    Adam's sparse update has them: it decays its moments, scatters into them, and subtracts what it
-    then reads from them. This follows such arithmetic from the training writes back to the
-    gradients that enter it.
+    Adam's sparse update has such writes: it decays its moments, scatters into them, reads them, and
+    subtracts from the weights. This function follows such arithmetic from the training writes back
+    to the gradients that enter it.
     """
     slot_writes: _Ops = set()
     seen: _Ops = set()
@@ -146,7 +145,7 @@ def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
 
 def _require_no_placeholder(step: StepGraph, gated: _Ops) -> None:
     for op in step.order:
-        is_ours = op.name.startswith(graphs.OURS)  # nobody feeds those
+        is_ours = op.name.startswith(graphs.OURS)  # users do not feed our placeholders
         if op in gated and op.type.startswith('Placeholder') and not is_ours:
             raise ValueError(
                 'cannot guard: placeholder %r waits for a write (it was made under '
@@ -171,7 +170,7 @@ class ForwardWrites:
 
     Attributes:
       put_back: the writes to undo after a bad step, by variable.
-      opaque: the float variables of `put_back` whose new value can only be read afterwards.
+      opaque: the float variables of `put_back` whose new value can only be read after the write.
     """
 
     def __init__(self, step: StepGraph, gated: Set[tf.Operation]):
@@ -213,10 +212,9 @@ def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
     """The writes that are not held back in a run that trains nothing.
 
     These are writes to local variables, which are in no checkpoint, such as the epoch counter of an
-      input, and writes to a counter that picks the batch: held back, it would pick the bad batch
-      again.
-    A gate also runs clones of the writes that it holds back and of all ops after them. With such a
-    counter among them, the clones would draw a batch of their own.
+    input; and writes to a counter that picks the batch. If the gate held back such a counter, it
+    would pick the bad batch again. The gate would also clone the counter and all ops after it, and
+    these clones would draw another batch.
     """
     local = graphs.local_in(step.graph)
     found, floats, others = set(), set(), []
@@ -299,7 +297,7 @@ def _find_pickers(step: StepGraph, gated: Set[tf.Operation]) -> Set[tf.Operation
             counts[op] = taken
         elif op.type in _SCALES or (op.type in _CHOOSES and _is_only_written(op, step, needed)):
             continue
-        elif not all(t.dtype == tf.string for t in op.outputs):  # such as an Assert or a summary
+        elif not all(t.dtype == tf.string for t in op.outputs):  # an Assert or a summary picks none
             pickers |= taken
     return pickers
 

@@ -10,5 +10,5 @@ The files:
     restorers.py          save and restore the checkpoints of a live session, or its first state
     snapshots.py          states between checkpoints to go back to, and which of them is trusted
     variables.py          the variables of a graph, their values, and how these are put back
-    repair.py             what a restart resumes from; has the state file name it
+    repair.py             makes the state file name the checkpoint that a restart resumes from
 """

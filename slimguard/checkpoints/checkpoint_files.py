@@ -19,7 +19,7 @@ _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# The files that an interrupted save leaves: beside a checkpoint's own files, and all of them.
+# The files that an interrupted save leaves; `_LEFTOVERS` has the checkpoint's own files as well.
 _TEMPORARY = (
     '.index.tempstate*',
     '.data-*.tempstate*',
@@ -84,7 +84,7 @@ def _remove_files(names: List[str]) -> None:
             else:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
         except (OSError, tf.errors.OpError):
-            continue  # removed; or a folder of an object store, which goes with its files
+            continue  # removed already, or a folder of an object store, which goes with its files
 
 
 def reason_of(error: tf.errors.OpError) -> str:
@@ -93,7 +93,7 @@ def reason_of(error: tf.errors.OpError) -> str:
 
 
 def remove_temporary(path: str) -> None:
-    """Removes what a failed save leaves beside a checkpoint's own files: it takes room."""
+    """Removes the temporary files of a failed save, which take room; keeps the checkpoint's own."""
     _remove_files(_with_ends(path, _TEMPORARY))
 
 

@@ -78,7 +78,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     """All checkpoints in a directory, from the oldest to the newest; none of them is opened.
 
     Checkpoints in the state file keep its order, since copying a directory loses the times of
-    files. A checkpoint that it does not name counts as newer if its time and its step both say so.
+    files. A checkpoint that it does not name counts as newer if both its time and its step are.
     """
     logdir = files.as_path(logdir)
     try:
@@ -90,7 +90,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
 
 
 def checkpoints_beside(logdir: str, state: Optional[state_file.State]) -> List[Checkpoint]:
-    """As `checkpoints_in`, given what the state file says; None if it names nothing."""
+    """As `checkpoints_in`, for a state file that was read; `state` is None if it names nothing."""
     listed = [look_at(path) for path in (() if state is None else state.paths)]
     listed = [checkpoint for checkpoint in listed if checkpoint.size]
     known = {checkpoint.path for checkpoint in listed}
@@ -113,7 +113,7 @@ def inspect(path: str) -> Inspection:
     """As `read`, for callers that pass over damaged checkpoints.
 
     Raises:
-      UnreadableError: if it could not be read. It may still be good.
+      UnreadableError: if the files cannot be read: the checkpoint may still be good.
     """
     inspection = read(path)
     if inspection.damage is not None:
@@ -122,7 +122,7 @@ def inspect(path: str) -> Inspection:
 
 
 def _require_readable(path: str) -> None:
-    """Reads the files: TensorFlow 2 reports a missing right and a bad checksum by one error."""
+    """Raises UnreadableError for an unreadable file; TensorFlow's error may mean a bad checksum."""
     for name in checkpoint_files.files_of(path):
         try:
             with files.open_to_read(name) as file:

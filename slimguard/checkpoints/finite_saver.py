@@ -5,9 +5,9 @@ between the checkpoint is read from the disk, every byte and every float, and it
 if it is not good. The saver's graph and settings stay as they are, and so do its state file, its
 list and its clean-up.
 
-A Saver that saves a step a second time, as it does after each restart, replaces two files, and a
-kill between the two leaves a truncated checkpoint as the newest. And the new one may be refused. So
-the old one is kept, and published, under another name meanwhile: that is its `Spare`.
+After each restart a Saver saves a step a second time, and replaces the two files of a checkpoint. A
+kill between the two would leave a truncated checkpoint as the newest; or the new one may be
+refused. So a `Spare` keeps, and publishes, the old one under another name meanwhile.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ class FiniteSaver(tf1.train.Saver):
         """
         given = files.as_text(save_path, 'save_path')
         path = absolute_prefix(given)
-        if self._saver.saver_def is None:  # the saver is empty, or was never built: Saver says so
+        if self._saver.saver_def is None:  # an empty or unbuilt saver: Saver.save handles both
             return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
         with contextlib.ExitStack() as stack:
             turn = turn_of(sess.graph)
@@ -152,7 +152,7 @@ class FiniteSaver(tf1.train.Saver):
                     _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:
-                # The list lacks those of write_state=False and, with max_to_keep=0, is empty.
+                # The list lacks saves with write_state=False, and is empty with max_to_keep=0.
                 newest = next(reversed(self.last_checkpoints), self._saved)
                 self.refused.append(_refused(refusal, path, newest, sess.graph))
                 del self.refused[:-_REMEMBERED]
@@ -195,18 +195,18 @@ class Spare:
         self._saver = saver
         self._logdir = logdir
         self._latest_filename = latest_filename
-        self._names: Optional[Tuple[str, str]] = None  # its own, and the spare's
+        self._names: Optional[Tuple[str, str]] = None  # the checkpoint's own, and the spare's
 
     def make(self, path: str) -> bool:
-        """Keeps the checkpoint at `path`, if there is one; publishes that if it is the newest.
+        """Keeps the checkpoint at `path`, if any; publishes the spare if that was the newest.
 
         Returns:
-          Whether another may take its place: not if it is good, and cannot be kept.
+          Whether a new checkpoint may replace it: False if it is good and cannot be kept.
         """
         if self._names is not None or not checkpoint_files.files_of(path):
             return True
         spare, newest = _spare_of(path), self._newest()
-        if newest == spare:  # a process was killed while it wrote over the spare
+        if newest == spare:  # a process was killed while it replaced the checkpoint
             self._names = path, spare
             return True
         checkpoint_files.remove(spare)
@@ -224,7 +224,7 @@ class Spare:
         return True
 
     def drop(self, is_saved: bool) -> None:
-        """Removes the spare; puts it back if nothing good `is_saved` in its place."""
+        """Removes the spare; if no good checkpoint `is_saved` in its place, first puts it back."""
         if self._names is None:
             return
         own, spare = self._names
@@ -249,18 +249,17 @@ class Spare:
 
 
 def _spare_of(path: str) -> str:
-    """The spare's name of the checkpoint `path`: it ends in the same step."""
+    """The path of the spare of a checkpoint; it ends in the same step."""
     folder, name = os.path.split(path)
     stem, dash, step = name.rpartition('-')
     return os.path.join(folder, stem + SPARE + dash + step if dash else step + SPARE)
 
 
 class SavingSession(SessionWrapper):
-    """The session that a Saver saves with; it raises `NotGood` in place of a path.
+    """The session that a Saver saves with; for a bad checkpoint it raises `NotGood`.
 
     Args:
       session: the session to save.
-      saver: the saver.
       spare: keeps the checkpoint that is replaced, if any.
 
     Attributes:
@@ -317,7 +316,7 @@ def _note_published(prefix: str) -> None:
 
 
 def absolute_prefix(save_path: str) -> str:
-    """The absolute prefix of a checkpoint; a slash at its end, of a folder, stays."""
+    """The absolute prefix of a checkpoint; a slash at its end stays."""
     path = files.as_path(save_path, 'save_path')
     return path + '/' if save_path.endswith('/') else path
 
@@ -336,10 +335,9 @@ def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
 def offer_saver(
     graph: tf.Graph, saver: Optional[tf1.train.Saver] = None, is_built_later: bool = False
 ) -> tf1.train.Saver:
-    """The saver that TensorFlow's hooks and MonitoredSessions find in a graph: its first.
+    """The first saver of a graph, which TensorFlow's hooks use; adds one if there is none.
 
     Args:
-      graph: the graph.
       saver: becomes the graph's saver if it has none; by default a new `FiniteSaver`.
       is_built_later: whether the session that is being made builds a new saver, once all hooks have
         begun: hooks may add variables.

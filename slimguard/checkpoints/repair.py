@@ -39,7 +39,7 @@ def repair(logdir: str) -> Repair:
       UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
       StateFileError: if TensorFlow would read another checkpoint from the new state file; the old
         one is left as it was.
-      OSError, tf.errors.OpError: if it cannot be written; it is left as it was.
+      OSError, tf.errors.OpError: if the state file cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
     state: Optional[State] = None
@@ -112,12 +112,12 @@ def _begin_anew(
 
 
 class Fate(NamedTuple):
-    """What a restart finds.
+    """The outcome of a restart.
 
     Attributes:
-      said: in words.
-      path: the checkpoint that it resumes from, or None.
-      is_good: whether that is whole and finite.
+      said: the outcome in words.
+      path: the checkpoint that the restart resumes from, or None.
+      is_good: whether that checkpoint is whole and finite.
     """
 
     said: str
@@ -126,13 +126,13 @@ class Fate(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the command `checkpoints` has to say.
+    """The output of the command `checkpoints`.
 
     Attributes:
       repaired: a sentence on what was repaired; None if no repair was asked for.
       checkpoints: each with what was found in it, from the oldest to the newest.
-      ours: what `slimguard.train` finds; None if there is nothing to resume from.
-      plain: what plain TensorFlow finds.
+      ours: how `slimguard.train` would restart; None if there is nothing to resume from.
+      plain: the same for plain TensorFlow.
     """
 
     repaired: Optional[str]
@@ -142,7 +142,7 @@ class Seen(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether both resume from a good one; if there is none, whether no repair was wanted."""
+        """Whether both restarts resume from a good one; without any, if no repair was asked for."""
         if self.ours is None or self.plain is None:
             return self.repaired is None
         return self.ours.is_good and self.plain.is_good

@@ -26,12 +26,11 @@ class Restorer:
     """Restores the newest finite checkpoint of a logdir; `save_first` saves one if there is none.
 
     Args:
-      saver: the training's own saver, so that it finds the variables it saved.
+      saver: the training's own saver, which knows the variables in the checkpoints.
       logdir: where the checkpoints are.
       global_step: the global step, in which their names end; by default the graph's.
 
     Attributes:
-      logdir: as given.
       why_not_saved: why `save` returned None, if it did.
       first: the name that `good` gives the state before the first step; None if a checkpoint holds
         it.
@@ -59,10 +58,10 @@ class Restorer:
             log().warning(_OF_ANOTHER, now, newest, saved)
 
     def before_step(self, session) -> None:
-        """Call it before each step of a session, since a script may build variables in between."""
+        """Call it before each step: a restorer may have to note variables that a script built."""
 
     def complete(self, session, names: Collection[str]) -> None:
-        """After the variables `names` went back to a snapshot, resets those built after it."""
+        """Call it after the variables `names` went back to a snapshot: it may reset the others."""
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns its prefix; None if not published."""
@@ -73,7 +72,7 @@ class Restorer:
         return graphs.global_step(graph) if self._global_step is None else self._global_step
 
     def save_last(self, session) -> Optional[str]:
-        """As `save`, before the training ends; if need be, to a place where no restart looks."""
+        """As `save`, before the training ends. A restorer may save where no restart looks."""
         return self.save(session)
 
     def save_apart(self, session) -> Optional[str]:
@@ -126,7 +125,7 @@ _OF_ANOTHER = (
 )
 
 
-# The name of the state before the first step in the record.
+# The name that the record of incidents has for the state before the first step.
 FIRST = 'the state before the first step'
 
 
@@ -138,7 +137,7 @@ class FirstStateRestorer(Restorer):
     def __init__(self):  # unlike the base class, takes no saver and no logdir
         self.logdir = 'the memory'
         self._values: Dict[str, np.ndarray] = {}
-        self._version: Optional[int] = None  # of the graph; None before there is a state
+        self._version: Optional[int] = None  # the graph's, at the last `save_first`
 
     def save_first(self, session) -> None:
         """Keeps the initialized variables, each as it is when a step first finds it."""
@@ -154,7 +153,7 @@ class FirstStateRestorer(Restorer):
             self.save_first(session)
 
     def complete(self, session, names: Collection[str]) -> None:
-        local = {each.name for each in graphs.local_in(session.graph)}  # they are in no snapshot
+        local = {each.name for each in graphs.local_in(session.graph)}  # snapshots skip these
         self._restore(session, but={*names, *local})
 
     def published(self) -> Optional[str]:
@@ -180,7 +179,7 @@ class FirstStateRestorer(Restorer):
 
 
 class RankRestorer(FirstStateRestorer):
-    """The same, for one of several ranks: one rank writes checkpoints, and no other reads them.
+    """A `FirstStateRestorer` for one of several ranks: only one rank writes and reads checkpoints.
 
     Args:
       saver: the training's own saver, or None.

@@ -22,21 +22,21 @@ from slimguard.system.log import log
 
 # A state is trusted after this many good steps; the gap to the next state is at least as long.
 PROBATION = 10
-# The gap to the next state is an eighth of the steps so far, and at most so many steps.
+# The gap to the next state is an eighth of the steps so far, and at most 200 steps.
 _SHARE, _MOST_STEPS = 8, 200
 # Reading this many bytes takes a step's time at most. For states N times as large the gap is N
 # times as long, but no longer than the number of steps so far.
 _BYTES = 32 << 20
-# A state is ruined, and not kept, if its loss is so many times the usual one. A loss that rises for
-# another reason does not rise so far.
+# A state counts as ruined, and is not kept, if its loss is more than 10 times the usual loss. A
+# loss that rises for another reason does not rise so far.
 _RUINED = 10.0
-# The weights are ruined now if the last losses are FAR times the usual one, which is far above ten
-# because slimguard skips no bad step then, and the losses of two networks that compete may rise
-# tenfold. The loss of a state, and that of the first steps, is the median over so many good steps:
-# with few images in a batch any single loss may be small.
+# The present weights count as ruined if the last losses are more than FAR times the usual loss. FAR
+# is larger, since no bad step is skipped once weights are ruined, and the losses of two competing
+# networks may rise tenfold. The loss of a state, and that of the first steps, is the median of 10
+# good steps: with few images in a batch any single loss may be small.
 _LOSSES = 10
-# The loss now is the median of so many good steps. After so many spikes in a row the weights are to
-# blame, not the batches.
+# The present loss is the median of the last 3 good steps. After 3 spikes in a row the weights are
+# to blame, not the batches.
 _FEW = 3
 _OF_FEW = 'median loss of the last %d applied steps' % _FEW
 
@@ -60,16 +60,16 @@ class Snapshot(NamedTuple):
 class Losses:
     """The absolute losses of good steps, and whether the last ones are those of ruined weights.
 
-    Weights may be finite and ruined: an explosion writes some updates before its first Inf. The
-    usual loss is the first one in the first ten steps, and then the largest median so far, which
-    is looked at as often as small states are kept.
+    Weights may be finite and ruined: an explosion writes some updates before its first Inf. In the
+    first ten steps the usual loss is the first loss; then it is the largest median so far. A median
+    is taken as often as a state of a small model is kept.
     """
 
     def __init__(self) -> None:
         self._last: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._usual = self._limit = 0.0
-        self._usual_is = ''  # which loss that is, in words
-        self._good, self._due = 0, _LOSSES  # good steps so far, and at the next look
+        self._usual_is = ''  # which loss is the usual one, in words
+        self._good, self._due = 0, _LOSSES  # good steps so far, and at the next median
 
     def add(self, loss: Any) -> None:
         """Notes the loss of a good step; None if it is not known."""
@@ -92,7 +92,7 @@ class Losses:
         self._due = self._good + steps_to_next(self._good, 0)
 
     def forget_last(self) -> None:
-        """After a rollback: the last losses are not those of the present weights."""
+        """Call it after a rollback: the last losses are not those of the restored weights."""
         self._last.clear()
 
     @property
@@ -103,13 +103,13 @@ class Losses:
         return statistics.median(self._last) > _RUINED * self._usual > 0
 
     def ruin(self, is_last: bool = False, refused: Optional[float] = None) -> str:
-        """The end of a sentence: by which losses the weights are ruined; '' if by none.
+        """The end of a sentence: the losses that show ruined weights; '' if none does.
 
         Args:
           is_last: whether the training ends here. Then one loss is enough: it may be the only high
-            one of an explosion that is not Inf.
-          refused: the loss of the refused step that ends it; None if its batch is at fault. Of all
-            losses it alone is computed after the last update, so if it is finite, it decides.
+            loss of an explosion that is not Inf.
+          refused: the loss of the refused step that ends the training; None if its batch is at
+            fault. Only this loss is computed after the last update, so if it is finite, it decides.
         """
         few = 1 if is_last else _FEW
         if len(self._last) < few:
@@ -124,20 +124,20 @@ class Losses:
 class Snapshots:
     """Copies of the variables in memory, spread over the steps so far; chooses the one to restore.
 
-    The older they are, the fewer. The newest is on probation. If there is no room for all of them,
-    none is kept. No clock decides, so a busy machine keeps the same states as an idle one.
+    Old states are kept further apart. The newest is on probation. If there is no room for all of
+    them, none is kept. No clock decides, so a busy machine keeps the same states as an idle one.
 
     Args:
-      most: how many are kept.
+      most: how many snapshots are kept.
       is_shared: whether other ranks have to keep and restore the same states. Then no value that
         may differ between ranks, such as a loss or the free memory, decides anything.
 
     Attributes:
-      most: as given; 0 if none is kept any more.
-      kept: the snapshots, the newest first; only that one may be on probation.
-      is_wanted: whether any were asked for; if not, nothing restores them.
+      most: as given; 0 once no more snapshots are kept.
+      kept: the snapshots, the newest first; only the newest may be on probation.
+      is_wanted: whether any snapshots were asked for; if not, nothing restores them.
       good: how many good steps there were.
-      losses: their losses, where these may decide.
+      losses: the losses of good steps; empty if `is_shared`.
     """
 
     def __init__(self, most: int = 0, is_shared: bool = False):
@@ -146,9 +146,9 @@ class Snapshots:
         self.good = 0
         self._is_shared = is_shared
         self._variables: Dict[str, Any] = {}  # by name
-        self._size: Optional[int] = None  # the bytes of each
+        self._size: Optional[int] = None  # the bytes of a snapshot
         self.kept: List[Snapshot] = []
-        self._due = 0  # the number of good steps after which the next is taken
+        self._due = 0  # the number of good steps after which the next snapshot is taken
         self.losses = Losses()
         self._spikes = 0  # since the last good step or rollback
         # Counts of good steps: at the last rollback, and at the snapshot that it restored, if any.
@@ -159,7 +159,6 @@ class Snapshots:
         """Notes a step, before the next one begins; takes a snapshot if one is due.
 
         Args:
-          session: the session.
           loss: the loss of the step, or None if it is not known.
         """
         self.good += 1
@@ -206,7 +205,7 @@ class Snapshots:
         self.kept = []
 
     def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops the snapshots taken before a restart: up to the last one of a step above `step`."""
+        """Drops the snapshots taken before a restart at `step`: up to the last of a later step."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
             self.kept = [each for each in self.kept if each.taken_at > max(later)]
@@ -230,14 +229,14 @@ class Snapshots:
         return next((each for each in self.kept if each.taken_at == self._rolled_back_to), None)
 
     def ruin(self) -> str:
-        """Why the weights are ruined now, though finite; '' also if nobody goes back."""
+        """Why the weights are ruined now, though finite; '' if not, or if no rollback is wanted."""
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
         losses = self.losses.ruin() if self.is_wanted else ''
         return losses and 'the weights are taken for ruined' + losses
 
     def _take(self, session) -> None:
-        # Listed now: hooks may add variables when they begin, and scripts after they have trained.
+        # List the variables for each snapshot: hooks and scripts may have added some.
         local = graphs.local_in(session.graph)
         variables = all_variables(session.graph)
         self._variables = {name: each for name, each in variables.items() if each.op not in local}
@@ -258,10 +257,10 @@ class Snapshots:
 
 
 def one_too_many(taken_at: Sequence[int]) -> int:
-    """The number of the state to drop: the ages of its neighbours have the smallest ratio.
+    """The index of the state to drop: the one whose neighbours' ages have the smallest ratio.
 
-    So ages grow as powers do. The start of the training is the neighbour of the oldest. The newest
-    two stay: one is on probation, and one is the newest that is trusted.
+    So the ages of the states left grow as powers do. The oldest has the start of the training as a
+    neighbour. The newest two stay: one is on probation, and one is the newest that is trusted.
 
     Args:
       taken_at: for each state, from the newest on, how many good steps there had been.
@@ -275,8 +274,8 @@ def steps_to_next(good: int, size: int) -> int:
     """How many good steps after a state the next one is kept.
 
     Args:
-      good: how many good steps there had been when it was kept.
-      size: its bytes.
+      good: how many good steps there had been.
+      size: the bytes of the state.
     """
     times = max(1.0, size / _BYTES)
     wanted = min(max(good / _SHARE, PROBATION * times), _MOST_STEPS * times)

@@ -21,8 +21,8 @@ from slimguard.compat import tf_callers
 # that saves.
 _LONGEST_HOOK = 10.0
 
-# How many seconds in all a save waits for a step of an unknown loop: the step may be waiting for
-# that thread.
+# How many seconds in all a save waits for a step of a script's own loop: the step may be waiting
+# for the thread that saves.
 _LONGEST_STEP = 60.0
 
 _KEPT_AS = '_slimguard_step_turn'
@@ -31,11 +31,11 @@ _making = threading.Lock()
 
 
 class StepTurn:
-    """Whether the loop or a thread that saves has the turn.
+    """The turn, which either the loop or a thread that saves has.
 
-    Two locks: whoever wants the turn first takes the place next in line, and keeps it until the
-    turn is free. So neither a loop nor a thread that saves all the time keeps the other waiting.
-    The loop's own thread never waits to save, since nothing else trains meanwhile.
+    A thread that wants the turn first takes a second lock, the place next in line, and keeps it
+    until the turn is free. So neither a loop nor a thread that saves all the time keeps the other
+    waiting. The loop's own thread never waits to save, since nothing else trains meanwhile.
 
     Args:
       patience: how long a save waits for the end of a step, in seconds; then it saves all the
@@ -49,7 +49,7 @@ class StepTurn:
         # Re-entrant, as a signal handler of the loop's thread may run anywhere.
         self._turn, self._next = threading.RLock(), threading.RLock()
         self._owner: Optional[int] = None  # the thread that has the turn
-        self._saver: Optional[int] = None  # that is next, to save
+        self._saver: Optional[int] = None  # the thread that is next in line, to save
 
     @property
     def is_mine(self) -> bool:
@@ -57,7 +57,7 @@ class StepTurn:
         return threading.get_ident() == self._trainer
 
     def is_taken_by_me(self) -> bool:
-        """Makes the current thread the loop's, unless another is; returns whether it is now."""
+        """Makes the current thread the loop's if none is; returns whether it is the loop's now."""
         if self._trainer is None:
             self._trainer = threading.get_ident()
         return self.is_mine
@@ -67,7 +67,7 @@ class StepTurn:
         return functools.partial(self._step, step)
 
     def end_steps(self) -> None:
-        """Ends the turn of this thread, however the loop was left."""
+        """Ends the turn of this thread, if it has one; the loop may have ended by any error."""
         if self._owner == threading.get_ident():
             self._owner = None
         with contextlib.suppress(RuntimeError):  # it is not, or no longer, this thread's
@@ -107,7 +107,7 @@ class StepTurn:
             if has_turn:
                 self._owner, self._saver, is_next = me, None, False
                 self._next.release()
-            yield  # if it has no turn, it stays the next: no other step begins meanwhile
+            yield  # a save without the turn stays next in line, so that no new step begins
         finally:
             if has_turn:
                 self.end_steps()
@@ -151,11 +151,9 @@ def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[
     """A function that calls `run`, a run of a script, when it has the turn.
 
     Args:
-      run: makes the run.
-      graph: the graph.
-      trains: whether it trains. A run that only writes counts as a step in the loop's own thread
-        only. In another thread neither it nor its saves wait for a step: the step under way may be
-        waiting for that very thread, for the next element of a queue, or may call it.
+      trains: whether the run trains. One that only writes counts as a step only in the loop's own
+        thread. In another thread neither the run nor its saves wait for a step: the step may be
+        waiting for this thread, as for the next element of a queue, or may have called it.
     """
     turn = turn_of_this_loop(graph) if trains else turn_of(graph)
     if turn is None:

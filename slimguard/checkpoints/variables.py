@@ -1,7 +1,7 @@
 """The variables of a graph: which there are, their values, and how these are put back.
 
 A graph that `tf.import_graph_def` made has no collections, and some scripts keep variables out of
-them. Reading such a variable, and giving it a value, takes ops of ours.
+collections. To read and to assign such a variable, this module adds ops to the graph.
 """
 
 from typing import Any, Dict, Iterable, Iterator, NamedTuple, Tuple
@@ -71,7 +71,7 @@ def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:
         values = session.run({name: fetched(each) for name, each in variables.items()})
     except tf.errors.FailedPreconditionError:
         values = dict(_one_by_one(session, variables))
-    # A fetched ref variable is the variable's own memory.
+    # Copy: a fetched ref variable is the variable's own memory.
     return {name: np.array(value) for name, value in values.items()}
 
 
@@ -86,7 +86,8 @@ def _one_by_one(session, variables: Dict[str, Any]) -> Iterator[Tuple[str, np.nd
 
 def assign(session, values: Iterable[Tuple[Any, np.ndarray]]) -> None:
     """Puts values into variables, by their initializers: a graph may be finalized."""
-    for variable, value in values:  # one by one, as two initializers may take the same tensor
+    # In a run each: two initializers may take the same tensor, which a run feeds with one value.
+    for variable, value in values:
         session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 

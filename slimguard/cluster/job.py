@@ -20,8 +20,8 @@ A process writes only its own entry, so two never write at once:
 * ``round``: the number of the round it takes part in, or None.
 * ``open``: whether others may join (the chief's).
 * ``rollbacks``: how often the job went back to a checkpoint (the chief's).
-* ``ends``, ``asks``: the number of the round in which it ended the job, or asks to go back; and
-  ``incident``, why, unless it ended well.
+* ``ends``, ``asks``: the number of the round in which it ended the job, or asks to go back;
+  ``incident``: the reason for either, or None after a good end.
 * ``done``: the number of the round that it left for good.
 * ``beat``: a number that grows while it lives.
 """
@@ -107,12 +107,10 @@ class Watch:
 
     Args:
       entry: the entry of this process.
-      replicas: the accumulators and tokens of a `SyncReplicasOptimizer`.
       coordinator: the coordinator of the session, which is asked to stop.
       chief: answers the others, if this process is the chief; else None.
 
     Attributes:
-      coordinator: that coordinator.
       left: set when this process leaves the round.
     """
 
@@ -140,18 +138,18 @@ class Watch:
                     if not self.left.is_set():
                         self._look()
                 except GONE:
-                    pass  # the process that holds the table is gone, as the step under way will see
+                    pass  # the process that holds the table is gone; the step will fail, too
 
     def _look(self) -> None:
         entries = self._entry.beat()
         self._look_at(entries)
-        # A worker that is done sends no more gradients.
+        # A worker that is done sends no more gradients; a step may be waiting for these.
         is_deserted = any(entry.get('done') == self._entry.round for entry in entries.values())
         if self._replicas and (self._hurries or is_deserted or self._has_failed()):
             self._replicas.release()
 
     def _has_failed(self) -> bool:
-        """Whether a thread failed. Without the one that hands out tokens, a step waits for ever."""
+        """Whether a thread failed; if it was to hand out tokens, a step waits for ever."""
         try:
             self.check()
         except Exception:
@@ -164,7 +162,7 @@ class Watch:
             return
         for who, entry in entries.items():
             if who != self._entry.number and entry.get('ends') == self._entry.round:
-                if self._chief is not None:  # sent again, for processes that come late
+                if self._chief is not None:  # the chief repeats it, for processes that come late
                     self._entry.tell(ends=self._entry.round, incident=entry['incident'])
                 return self._hurry(error_of(entry['incident']))
             if self._chief is not None and entry.get('asks') == self._entry.round:
@@ -227,18 +225,19 @@ class Job:
           session: the new session.
           coordinator: its coordinator, which is asked to stop when the round or the job is over.
           prepare: called with the session by the chief, before anybody trains.
-          is_done: called with the session by a process that comes late; returns whether all is
-            done.
+          is_done: called with the session by a process that comes after the end of the job; returns
+            whether the training is complete.
           before_leaving: called with the session once no step follows in it, while it is open.
 
         Raises:
-          tf.errors.AbortedError: the session has to be made once more; the coordinator was told.
+          tf.errors.AbortedError: a new session has to follow; the coordinator was asked to stop.
         """
         if session is self._session:
             return
         self._session = session
         watch = self._watch = Watch(self._entry, self._replicas, coordinator, self._chief)
-        # The chief's thread waits for gradients that no worker sends any more.
+        # The chief's queue runner waits for gradients that no worker sends any more: only closing
+        # the session ends its thread.
         closes_session = bool(self._replicas)
         call_when_joined(
             session,
@@ -255,7 +254,7 @@ class Job:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this process is in a round; it is in none if the chief takes no part either."""
+        """Whether this process is in a round; in none if the chief trains without slimguard."""
         return self._entry.round is not None
 
     @property

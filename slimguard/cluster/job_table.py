@@ -1,4 +1,4 @@
-"""The shared table of a job, on a parameter server; in it the entry of this process.
+"""The shared table of a job, on a parameter server, and the entry of this process in it.
 
 It is read and written through a small graph and a session of its own, so the graph and the session
 of a training know nothing of it, and a thread can use it while a step waits. The table lives as
@@ -20,7 +20,7 @@ from slimguard.system.log import log
 PAUSE = 0.2
 # How long an answer may take, in milliseconds; a process that is gone never answers.
 _PATIENCE = 3000
-# How often a process that waits says so, in seconds.
+# How often a process logs that it waits, in seconds.
 _REMINDER = 30.0
 
 # The errors of a call to a process that is gone, or was started anew.
@@ -112,7 +112,7 @@ class SharedTable:
         return {self._who: [who], self._text: [json.dumps(entry)]}
 
     def _config(self) -> tf1.ConfigProto:
-        # Only the jobs that hold our ops: a session waits until all its processes are there.
+        # Name only the jobs that hold our ops: a session waits for all processes of its jobs.
         devices = {tf1.DeviceSpec.from_string(op.device) for op in self.graph.get_operations()}
         jobs = sorted({'/job:' + device.job for device in devices if device.job})
         return tf1.ConfigProto(device_filters=jobs, operation_timeout_in_ms=_PATIENCE)
@@ -171,7 +171,7 @@ class OwnEntry:
 
 
 def new_number() -> int:
-    """A number that no other process chooses, and no other round has."""
+    """A random number for a process or a round; no other has the same."""
     return random.SystemRandom().randrange(1, 2**53)
 
 

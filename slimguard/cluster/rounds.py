@@ -1,6 +1,6 @@
 """The rounds of a job: the chief opens them, and each other worker joins.
 
-The chief opens a round when no process writes for the previous one any more.
+The chief opens a round when no process sends gradients of the previous round any more.
 """
 
 import time
@@ -26,9 +26,9 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.system.log import log
 
-# A process whose entry does not change for so many seconds counts as dead.
+# A process whose entry does not change for this many seconds counts as dead.
 _SILENCE = 6.0
-# How long to wait for a chief that was never seen, in seconds.
+# How long to wait for a chief, in seconds: for the first, or for the next after a job has ended.
 _NO_CHIEF = 120.0
 
 _NO_CHIEF_SEEN = (
@@ -42,8 +42,6 @@ class Chief:
     """What only the chief does in a job.
 
     Args:
-      entry: the chief's entry.
-      replicas: the accumulators and tokens of a `SyncReplicasOptimizer`.
       logdir: the folder of the checkpoints that the chief restores, or None.
 
     Attributes:
@@ -57,7 +55,7 @@ class Chief:
         self._entry = entry
         self._replicas = replicas
         self._logdir = logdir
-        # The parts of opening a round that are done.
+        # Whether the new round has begun, and whether all others have left the old one.
         self._has_begun = self._is_clear = False
 
     @property
@@ -69,7 +67,7 @@ class Chief:
         """Calls `prepare` with the session, then lets the others join.
 
         Raises:
-          tf.errors.AbortedError: the session has to be made once more; the coordinator was told.
+          tf.errors.AbortedError: a new session has to follow; the coordinator was asked to stop.
         """
         if not self._is_clear:  # the first session of this process
             insist(lambda: self.begin_round(None))
@@ -105,7 +103,7 @@ class Chief:
         if restarts and not self._is_clear:
             self._begin_anew(session)
         try:
-            self._entry.write(open=False)  # the entry stays: it says that a round begins
+            self._entry.write(open=False)  # the entry stays, to show others a new round
         except tf.errors.OpError:
             pass  # the table is gone, and the entry with it
 
@@ -152,9 +150,9 @@ class Chief:
 
 
 def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> List[int]:
-    """The processes whose entries have not changed for long.
+    """The processes whose entries have not changed for `_SILENCE` seconds.
 
-    `beats` holds the last beat that was seen of each, and when. This function updates it.
+    `beats` holds the last beat of each process, and when it was seen. This function updates it.
     """
     now, silent = time.monotonic(), []
     for who, entry in others.items():
@@ -168,9 +166,6 @@ def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> Li
 
 class Follower:
     """What a process other than the chief does in a job.
-
-    Args:
-      entry: its entry.
 
     Attributes:
       rollbacks: how often the job went back to a checkpoint.
@@ -193,8 +188,8 @@ class Follower:
                     log().warning(_NO_CHIEF_SEEN, self._entry.worker)
                     return False
             elif chief.get('ends') is not None:
-                # A process that started before the chief ended is done; a new process may have come
-                # for the next chief.
+                # A process that has been in a round ends with its chief. A new process may have
+                # come for the next training: unless all steps are done, it waits for a new chief.
                 if was_there or is_done() or waited > _NO_CHIEF:
                     log().info('the job has ended.')
                     coordinator.request_stop()
@@ -226,9 +221,9 @@ class Follower:
 
 
 def wait_for_initialized(graph: tf.Graph) -> Callable[[str, Optional[tf1.ConfigProto]], None]:
-    """A function that waits until the chief has initialized the variables, and checks often.
+    """A function that waits until the chief has initialized the variables; it checks often.
 
-    Without this, a worker that checks too early would check again half a minute later.
+    TensorFlow's own wait checks again only after half a minute.
 
     Args:
       graph: the graph of the training, to which an op is added.

@@ -10,12 +10,12 @@ from slimguard.cluster.job_table import PAUSE
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 
-# How many seconds threads may take to end by themselves, before the session is closed under them.
+# How many seconds threads may take to end by themselves, before the session is closed to end them.
 _GRACE = 2.0
 
 # The errors after which a process of a job begins a new session.
 NEW_SESSION = (tf.errors.AbortedError, tf.errors.UnavailableError)
-# What these errors may turn into once a session's threads have ended.
+# The errors that a coordinator may raise in their place, once a session's threads have ended.
 _RESTARTING = (*NEW_SESSION, tf.errors.CancelledError)
 
 
@@ -59,7 +59,7 @@ def call_when_joined(
       coordinator: the coordinator, whose `join` is replaced.
       before: called first, while the session is open.
       leave: called, perhaps twice, with whether a new session follows.
-      closes_session: whether the session is closed on threads that do not end by themselves.
+      closes_session: whether to close the session if threads do not end by themselves.
     """
 
     def join(*args, **kwargs):
@@ -84,7 +84,7 @@ def call_when_joined(
 
 
 def _close_in_time(session, joined: threading.Event) -> None:
-    """Closes a session on the threads that wait in it, but not while one may be saving."""
+    """Closes a session, to end the threads that wait in it, but not while one may be saving."""
     if joined.wait(_GRACE):
         return
     while any(isinstance(thread, tf1.train.LooperThread) for thread in threading.enumerate()):

@@ -32,7 +32,7 @@ _ACCUMULATORS = {
         'ResourceAccumulatorTakeGradient',
     ),
 }
-# One more gradient may follow a taken one, from a process that was just killed.
+# How often to look for gradients: a process that was just killed may still add some.
 _MOST = 100
 
 
@@ -113,8 +113,8 @@ class Replicas:
             size = (raw.QueueSize if is_ref else raw.QueueSizeV2)(handle=handle)
             put = raw.QueueEnqueue if is_ref else raw.QueueEnqueueV2
             take = raw.QueueDequeueMany if is_ref else raw.QueueDequeueManyV2
-            # A token is a step number: a gradient that comes with the largest number is never too
-            # old.
+            # A token is a step number, which a worker sends with its gradient. A gradient with the
+            # largest number is never too old.
             token = tf.constant(tf.dtypes.as_dtype(dtype).max, dtype)
             self._token.append(put(handle=handle, components=[token]))
             drained = take(handle=handle, n=size, component_types=[dtype])

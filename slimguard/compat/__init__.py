@@ -1,4 +1,4 @@
-"""Which TensorFlow, which tf-slim; puts back the names that tf-slim needs and TensorFlow dropped.
+"""Finds TensorFlow and tf-slim; puts back the names that tf-slim needs and TensorFlow dropped.
 
 tf-slim uses private names in ``tensorflow.python``, which TensorFlow 2.13 and later have moved.
 `revive` puts these names back where the installed tf-slim looks for them, if they are missing
@@ -13,7 +13,7 @@ Example::
 
 The files:
 
-    repairs.py      revive(): puts back what tf-slim needs; import_slim(): which TF-Slim there is
+    repairs.py      revive(): puts back what tf-slim needs; import_slim(): imports the TF-Slim here
     inventory.py    report(): what is installed, put back and missing
     tf_private.py   every private name of TensorFlow that slimguard takes, and why
     tf_callers.py   the same for variables that are read from the frames of TensorFlow's functions

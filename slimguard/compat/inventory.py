@@ -49,7 +49,7 @@ class Report(NamedTuple):
 def report() -> Report:
     """Reports which versions there are, what was put back, and what is missing.
 
-    Revives tf-slim first.
+    Calls `revive` first.
     """
     missing = _missing_packages()
     try:
@@ -72,7 +72,7 @@ def report() -> Report:
 
 
 def _missing_slim_itself() -> List[Missing]:
-    """The missing tf-slim, if there is none, where no TensorFlow can be asked for its own."""
+    """tf-slim, if it is missing, where TensorFlow and its `tf.contrib.slim` cannot be imported."""
     stop_watching()  # the watcher would import TensorFlow as soon as tf-slim is looked for
     return [] if find_spec('tf_slim') else [NO_SLIM]
 
@@ -84,7 +84,7 @@ def _missing_packages() -> List[Missing]:
 
 
 def _missing_layers() -> List[Missing]:
-    """The repairs that wait for a Keras to be installed."""
+    """The names put back that work only once Keras 2 is installed."""
     names = [row.full_name for row in put_back_rows if source_of(row) is None]
     why = 'slim.batch_norm is made of the v1 layers of Keras 2, which are not installed'
     return [Missing(name, why, layers_remedy()) for name in names]
@@ -98,7 +98,7 @@ def version_of(name: str) -> Optional[str]:
 
             return metadata.version(name)
         return importlib.import_module('pkg_resources').get_distribution(name).version
-    except Exception:  # there is no such package; or on Python 3.7 no setuptools
+    except Exception:  # there is no such package; or, on Python 3.7, there is no setuptools
         return None
 
 
@@ -108,13 +108,13 @@ def _reinstall() -> str:
     if name is None:
         return INSTALL_TENSORFLOW
     version = str(version_of(name))
-    # TensorFlow 1.15 does not say that it needs this: see setup.cfg.
+    # TensorFlow 1.15 needs this, but does not declare it: see setup.cfg.
     besides = ' "protobuf<3.21"' if version.startswith('1.') else ''
     return 'pip install --force-reinstall "%s==%s"%s' % (name, version, besides)
 
 
 def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
-    # TensorFlow's package goes by many names: tensorflow-cpu, tf-nightly, a vendor's.
+    # Ask the module for its version: its package may be tensorflow-cpu, tf-nightly or a vendor's.
     versions = [
         ('Python', platform.python_version()),
         ('TensorFlow', tensorflow.__version__ if tensorflow else _version_unread()),
@@ -126,7 +126,7 @@ def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
 
 
 def _own_version() -> str:
-    """Which slimguard runs, and from where if that is no folder of installed packages."""
+    """The version of slimguard, and its folder unless pip has installed it there."""
     ours = sys.modules['slimguard']
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     is_installed = os.path.basename(folder) in ('site-packages', 'dist-packages')

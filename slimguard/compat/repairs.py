@@ -262,7 +262,7 @@ def import_slim() -> types.ModuleType:
 
 
 def _slim_name() -> Optional[str]:
-    """The module that is TF-Slim here."""
+    """The name of the module that is TF-Slim here; None if there is none."""
     if find_spec('tf_slim'):
         return 'tf_slim'
     return 'tensorflow.contrib.slim' if tensorflow_version().startswith('1.') else None

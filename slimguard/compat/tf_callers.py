@@ -65,8 +65,8 @@ def runs_a_session(thread: int) -> bool:
 def checks_numerics() -> bool:
     """Whether `tf.add_check_numerics_ops` makes the call that our caller replaces.
 
-    It makes it with no argument that would tell, and has several public names, which user code may
-    have imported.
+    No argument of the call shows this, and the function itself cannot be replaced: user code may
+    have imported it under one of several public names.
     """
     for frame in itertools.islice(callers(), 3):
         if _is_of_tensorflow(frame, 'add_check_numerics_ops'):
@@ -75,7 +75,7 @@ def checks_numerics() -> bool:
 
 
 class CallingSession(NamedTuple):
-    """The session that calls a hook's `begin`, as far as known: TensorFlow does not tell hooks.
+    """What is known of the session that calls a hook's `begin`; TensorFlow does not tell hooks.
 
     Attributes:
       dirs: the directories of its checkpoints; if there are several, the first is its own.
@@ -147,8 +147,8 @@ def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
 def hooks_beside(hook: tf1.train.SessionRunHook, kind: type) -> List[Any]:
     """The hooks of a kind in the session that calls `hook.begin`.
 
-    A caller's argument or variable `hooks` holds them beside the hook. TensorFlow hands a hook none
-    of the others.
+    A caller's argument or variable `hooks` holds them beside the hook. TensorFlow does not pass a
+    hook the other hooks.
     """
     found: Dict[Any, None] = {}
     for frame in callers():

@@ -82,7 +82,7 @@ def is_closed(session: tf1.Session) -> bool:
 def gpu_options_of(session: tf1.Session) -> Optional[tf1.GPUOptions]:
     """The GPU options of a session's `BaseSession._config`; None if it has no config.
 
-    TensorFlow 1.15 refuses a second session whose `visible_device_list` is another.
+    A second session needs the same: TensorFlow 1.15 refuses another `visible_device_list`.
     """
     config = getattr(session, '_config', None)
     return None if config is None else config.gpu_options
@@ -127,8 +127,8 @@ def frames_of(op: tf.Operation) -> Any:
 def lock_against_sessions(graph: tf.Graph) -> ContextManager:
     """While it is open, no session of another thread sees the ops that are added.
 
-    `Graph._mutation_lock`: sessions take the other side of it (`_session_run_lock`) to run. Ops
-    that a session has seen cannot be wired any more, so no session may see half a gate.
+    `Graph._mutation_lock`: it excludes the `_session_run_lock` that sessions take to run. Ops that
+    a session has seen can get no new inputs, so no session may see half a gate.
     """
     return graph._mutation_lock()
 
@@ -238,14 +238,14 @@ class _WeaklyKept:
 
     @property
     def _session(self) -> Any:
-        return getattr(self.session, '_session', None)  # None: it is gone, and its callables too
+        return getattr(self.session, '_session', None)  # None: the session is gone
 
     @property
     def _closed(self) -> bool:
         return getattr(self.session, '_closed', True)
 
 
-# `callable_of` calls it, and so does Keras in a graph: `instrument` watches it.
+# Keras calls this method in a graph, as `callable_of` does, so `instrument` watches it.
 MAKE_CALLABLE_FROM_OPTIONS = '_make_callable_from_options'
 
 _opening = threading.Lock()
@@ -257,8 +257,8 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
     """While it is open, ops can be added to a finalized graph; several threads may have it open.
 
     `Graph._unsafe_unfinalize`, which a `MonitoredSession` calls to add its summaries, and
-    `Graph._finalized`. There is no public name for the first. The public `Graph.finalize` may have
-    been replaced, and means that the graph is complete.
+    `Graph._finalized`. There is no public name for the first. The public `Graph.finalize` may be a
+    replacement, which takes a call as the sign that the graph is complete.
 
     From then on each thread has its own devices and control dependencies. Otherwise ops that one
     thread adds could wait for ops of another thread, which may be in the middle of a save.

@@ -1,11 +1,11 @@
 """The gate: a train op is rewritten so that a bad step changes nothing.
 
 :func:`guard` takes any train op and returns one that does the same, except that nothing is written
-unless everything about to be written is finite. It knows graphs, and of sessions only what a gate
-keeps in one; no hooks, and no slim.
+unless everything about to be written is finite. This package works on graphs. Of a session it uses
+only the values that a gate keeps there; it knows neither hooks nor slim.
 
     guard.py              guard()
-    gate.py               what is known of a guarded train op
+    gate.py               the tensors and properties of a guarded train op
     arguments.py          checks what users give: a train op, its loss, the largest loss
     written_beside.py     writes fetched beside a train op: gated with it, or refused
     runs_without_training.py  guards runs that write and train nothing, such as summaries
@@ -26,32 +26,34 @@ Looking back from the train op, every op falls into one of three parts (reading/
   runs those clones. A dead branch is never executed, so a bad step writes nothing. The originals
   stay in the graph and are not run.
 * *forward writes*: writes that the loss or a gradient waits for, such as the moving averages of
-  ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
-  so they are put back: the variable is copied ahead of the write, and restored after a bad step.
+  ``slim.batch_norm(updates_collections=None)``, even if their variables are trainable. They cannot
+  be gated, so the gate copies the variable ahead of the write, and puts it back after a bad step.
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
   counter that picks the batch is not (reading/batch_counters.py).
 
-Two checks decide. The first is cheap: one sum of squares for each value, short vectors of one
-length together, and one comparison. If all are small, the step takes the *fast path*: all values
-are finite, and a sum of such steps cannot overflow either (adding numbers of that size to a large
-one leaves it as it is). Else the second check decides exactly, value by value. It also checks the
-variables *after* the update, and undoes the update from copies if one is bad: this catches a finite
-gradient that overflows inside an optimizer. On the fast path the exact check is a dead branch.
+Two checks decide. The first is cheap: one sum of squares for each value (short vectors of one
+length are joined first), and one comparison. If all sums are small, the step takes the *fast path*:
+all values are finite, and many such steps cannot overflow a variable either (adding so small a
+number to a large one leaves the large one as it is). Else the second check decides exactly, value
+by value. It also checks the variables *after* the update, and if one is bad, copies undo the
+update: this catches a finite gradient that overflows inside an optimizer. On the fast path the
+exact check is a dead branch.
 
 The copies are checked as well, before the update begins. If a copy is not finite, its variable is
 lost, or another process or thread that trains it has made it overflow and is about to put it back.
 Restoring that copy would lose the variable for good, so the step is refused. Variables that are
-assigned, and not computed from their old value, are exempt: one may begin as an Inf.
+assigned, not computed from their old value, are exempt: one may begin as an Inf.
 
-Small values do not suffice for writes inside loops and functions, and for kernels that can make a
-NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py). With one
-of these no step takes the fast path: each is a *trial*, with copies of the variables that it
-writes. If a kernel's argument is no constant, each step compares it with its range instead. A write
-that is computed from updated variables stays finite if it is an average, a copy or the like
-(reading/late_writes.py); with any other such write, each step is a trial as well.
+Small values do not suffice for writes inside loops and functions, nor for kernels that can make a
+NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see reading/kernels.py). If a train
+op has one of these, no step takes the fast path. Each step is a *trial*: it copies the variables,
+writes them, and then checks what it wrote. If a kernel's argument is no constant, each step
+compares the argument with its range instead. A value that is computed from updated variables stays
+finite if it is an average of them, a copy or the like (reading/late_writes.py); writing any other
+such value makes each step a trial, too.
 
-On a cluster, the task of the loss decides. Copies stay where their variables are, and so do the
-checks of them: signals and flags cross the network.
+On a cluster, the task that computes the loss decides. Copies and their checks stay on the devices
+of the variables; only signals and flags cross the network.
 """
 
 from slimguard.gate.arguments import (

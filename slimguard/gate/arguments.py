@@ -93,7 +93,7 @@ def as_train_op(train_op) -> TrainOp:
 
 def _require_graph(element, name: str) -> None:
     is_tensor = isinstance(element, (tf.Tensor, tf.Operation))
-    # Only eager tensors have a `numpy`; and optimizers return None there.
+    # Only eager tensors have a `numpy` method; in eager mode optimizers return None.
     if hasattr(element, 'numpy') if is_tensor else tf.executing_eagerly():
         raise RuntimeError(
             '%s is no tensor of a graph, as TensorFlow runs eagerly, and slimguard guards graphs. '

@@ -9,7 +9,7 @@ The writes of that op go behind a gate of their own. The chief then hands out th
 case, so that no worker waits for ever, but only after the decision, so that no worker reads a value
 that is about to be undone. Each accumulator counts the times that gradients are taken from it, and
 drops a gradient of an earlier step. A bad update leaves the global step as it was, so the gate sets
-the accumulators back to it; else they would drop all gradients that follow.
+the accumulators back to that step; else they would drop all gradients that follow.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set
@@ -33,9 +33,9 @@ class ChiefUpdate(NamedTuple):
     Attributes:
       runner: runs the sync op.
       sync_op: the sync op.
-      enqueue: the op of it that hands out the tokens.
+      enqueue: the op that hands out the tokens; the sync op runs it.
       update: the op that the tokens wait for; it updates all variables and the global step.
-      accumulators: the accumulators that it takes the gradients from.
+      accumulators: the accumulators that the sync op takes the gradients from.
     """
 
     runner: tf1.train.QueueRunner
@@ -56,11 +56,7 @@ class ChiefUpdate(NamedTuple):
 
 
 def find_chief_updates(graph: tf.Graph, filled: Set[tf.Operation]) -> List[ChiefUpdate]:
-    """The updates that take their gradients from accumulators; guarded ones are left out.
-
-    Args:
-      graph: the graph.
-      filled: the accumulators.
+    """The updates that take gradients from the accumulators `filled`, but for guarded ones.
 
     Raises:
       ValueError: if an update has no queue runner, or is not made as TensorFlow's
@@ -103,7 +99,7 @@ def _hands_out_tokens(op: tf.Operation) -> bool:
 def _update_before(enqueue: tf.Operation) -> tf.Operation:
     """The update that the tokens, or the ops that make them, wait for."""
     made = [enqueue]
-    for op in made:  # it grows meanwhile
+    for op in made:  # the list grows meanwhile
         made.extend(t.op for t in op.inputs if t.op not in made)
     waited_for = dict.fromkeys(control for op in made for control in op.control_inputs)
     updates = [op for op in waited_for if takes_accumulated(op)]
@@ -120,9 +116,8 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
     """Has the chief run the guarded update and then hand out the tokens, even if it wrote nothing.
 
     Args:
-      update: the update.
-      guarded: the guarded train op.
-      written: bool scalar, whether that wrote anything.
+      guarded: the train op that runs the guarded update.
+      written: bool scalar, whether the guarded update wrote anything.
 
     Returns:
       Whether the call came in time: False if a thread already runs the unguarded update.

@@ -58,22 +58,22 @@ class Gate:
       is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
         ops that wait for it cost nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
-      norm_limit: float64 scalar to feed: half the square of the largest norm of all gradients that
-        is no incident; Inf unless it is fed.
+      norm_limit: float64 scalar to feed: half the square of the largest gradient norm that is no
+        incident; Inf unless it is fed.
       measures: loss, learning rate and gradients of a step, to fetch; see `Measures`.
       row: `measures` and `untold_count` in one vector; see `Measures.row`.
       max_loss: the default of `limit`, or None.
-      gated: the ops of the given train op that run behind the switch.
-      writes: the clones that run, by the write in `gated`.
+      gated: the ops of the given train op whose clones run behind the switch.
+      writes: the clone of each write in `gated`.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
-      values: by tensor fetched beside the train op, the tensor to fetch in its place.
-      transient: the ops of the variables that any bad step may make non-finite for a moment, until
-        they are restored: another thread may read them then. Empty for a usual gate: in a bad step
-        it writes only updates that overflow inside the optimizer, and undoes them.
+      values: by the key of a tensor fetched beside the train op, the tensor to fetch in its place.
+      transient: the ops of the variables that any bad step may make non-finite until it restores
+        them; another thread may read them meanwhile. Empty for most gates: their bad steps write
+        only if an update overflows inside the optimizer, and undo that update.
       beside: the guarded runs that threads make beside these steps: updates that the chief of
         synchronous replicas makes of their gradients, and summaries that write.
       takes_from: for the gate of a chief's update, the accumulators that it takes gradients from.
-      is_beside: whether a thread makes its runs beside the steps, so that no step fetches it.
+      is_beside: whether a thread makes the gate's runs beside the steps, which do not fetch it.
       fed: the computed tensors of the step that its runs feed; most gates have none.
       trains: whether it may guard a train op; False for a run that only writes.
       ranks: the processes that run the step together, and decide as one; see `Ranks`.
@@ -160,7 +160,7 @@ def gate_of(train_op: TrainOp) -> Optional[Gate]:
 
 
 def original_of(train_op: TrainOp) -> TrainOp:
-    """The train op that a guarded one was made of; a train op that is not guarded, as it is.
+    """The given train op of a guarded one; `train_op` itself if it is not guarded.
 
     An imported graph may hold train ops that were guarded when it was saved. Their `Gate` objects
     are lost, so no watcher can watch them.

@@ -26,20 +26,20 @@ from slimguard.gate.reading.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
 from slimguard.system.log import log
 
-# Where a graph has its `LearningRates`, if updates are to be made smaller; see learning_rates.py.
+# The name by which a graph keeps its `LearningRates`, if it has any; see learning_rates.py.
 KEPT_RATES = 'learning_rates'
 
 
 def gated_writes(
     train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
 ) -> Set[tf.Operation]:
-    """The writes that a gate clones; a run that also fetches such a write makes it twice.
+    """The writes that a gate would clone; a run that also fetches one of them would write twice.
 
     Args:
       train_op, loss, fed: as for `guard_with_values`.
 
     Raises:
-      ValueError: if it cannot be guarded.
+      ValueError: if the train op cannot be guarded.
     """
     step = StepGraph(train_op, loss, _guarded_in(train_op.graph), fed)
     return find_gated_ops(step, loss=loss).intersection(step.writing)
@@ -55,9 +55,9 @@ def guard(
 ) -> TrainOp:
     """Returns a train op that does what `train_op` does, and changes nothing in a bad step.
 
-    A step is bad if a gradient or another value about to be written is NaN or Inf, if the loss
-    is, if the loss is above `max_loss`, or if a variable is not finite after the update, as where
-    the optimizer squares a gradient into an Inf. Then every variable keeps its bits.
+    A step is bad if the loss, a gradient or another value about to be written is NaN or Inf, if
+    the loss is above `max_loss`, or if a variable is not finite after the update, as when the
+    optimizer squares a large gradient into an Inf. Then every variable keeps its bits.
 
     Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
     `slimguard.train`), a bad step prints one line to stderr. If the given op has a
@@ -79,9 +79,9 @@ def guard(
       loss: a floating scalar Tensor to check as well. By default the train op itself, if it is a
         Tensor with the loss's value; else the members of the LOSSES collection that the train op
         computes. If there is none, and the train op trains, the log says so.
-      max_loss: a positive finite number; a step with a larger loss is bad. Default: no limit. It
-        holds the update of that step, but not those before it: an update that makes a training
-        explode may come from a step with a small loss.
+      max_loss: a positive finite number; a step with a larger loss is bad. Default: no limit. The
+        limit stops the update of that step only: the update that makes a training explode may come
+        from an earlier step, with a small loss.
 
     Returns:
       A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
@@ -126,7 +126,7 @@ def _guard_replicas(strategy, train_op, loss, max_loss: Optional[float]) -> Gate
     """The gate of the replicas' update; `train_op` and `loss` hold what each replica has given."""
     train_ops = list(dict.fromkeys(strategy.experimental_local_results(train_op)))
     losses = [each for each in strategy.experimental_local_results(loss) if each is not None]
-    if not losses and len(train_ops) > 1:  # from `create_train_op`, each returns its loss
+    if not losses and len(train_ops) > 1:  # a train op of `create_train_op` returns its loss
         losses = _losses_returned(train_ops)
     one = mean_of(losses) if losses else None
     if len(train_ops) == 1:
@@ -159,7 +159,7 @@ def guard_with_values(
       values: tensors that the train op needs; `Gate.values` has the tensors to fetch for them.
       fed: computed tensors of the step that its runs feed. Other runs need another train op, since
         a train op has one gate.
-      trains: whether it may have a forward pass that writes; else each write is held back.
+      trains: whether the forward pass may write; if False, the gate holds back each write.
     """
     graph = train_op.graph
     if gate_of(train_op) is None:
@@ -175,7 +175,7 @@ def guard_with_values(
         train_op = gate.original
     _require_open_graph(train_op)
     guarded = _guarded_in(graph)
-    # No session of another thread may see a gate half built: ops that a session has seen can get
+    # No session of another thread may see a half-built gate: ops that a session has seen can get
     # no new inputs.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
         plan = make_plan(train_op, loss, guarded, values, fed=fed, trains=trains)
@@ -213,7 +213,7 @@ def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
     made: List[Gate] = []
     try:
         for update in find_chief_updates(gate.train_op.graph, filled):
-            # On one device with the steps, whose watchers also watch the chief's updates.
+            # On the device of the steps: their watchers also watch the chief's updates.
             near = gate.written.op.device
             plan = make_plan(update.train_op, None, update.without_tokens, chief_at=near)
             chief = build(plan, None)
@@ -252,7 +252,7 @@ def _require_open_graph(train_op: TrainOp) -> None:
 
 @contextlib.contextmanager
 def _no_collection():
-    """No garbage collection: it would take as long as making the thousands of ops, which stay."""
+    """Pauses garbage collection, which would take as long as creating the ops, and free no op."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -44,7 +44,7 @@ def _finite_values(op: tf.Operation) -> tf.Tensor:
         with ops.at(op):
             values = op.inputs[1]
             which = tf.raw_ops.Where(condition=tf.math.is_finite(ops.for_arithmetic(values)))
-            # Its shape is hidden: TensorFlow refuses an input whose known shape is another.
+            # Hide the shape: TensorFlow refuses a new input whose static shape differs.
             return tf1.placeholder_with_default(tf.gather_nd(values, which), None)
     finally:
         if context is not None:

@@ -64,7 +64,7 @@ class LearningRates:
         self._scaled: Dict[Tuple[tf.Operation, int], tf.Tensor] = {}
         self._ready: Any = weakref.WeakSet()  # sessions
         self._known: Set[Gate] = set()
-        self._wired: List[Gate] = []  # gates that were built before
+        self._wired: List[Gate] = []  # gates that are older than the factor
         with ops.our_scope(graph, 'learning_rates'), tf.device(device):
             table = tf.raw_ops.MutableHashTableV2(
                 key_dtype=tf.int64, value_dtype=tf.float64, shared_name='slimguard_learning_rates'
@@ -77,8 +77,9 @@ class LearningRates:
             self._set = tf.raw_ops.LookupTableInsertV2(
                 table_handle=table, keys=where, values=self._value
             )
-            # TensorFlow does not say whether a session has seen an op, and so would run it with its
-            # old inputs. So an op that no step runs gets a new input as well, as a mark.
+            # A session that has seen an op runs it with its old inputs, and TensorFlow does not say
+            # which ops a session has seen. So `Untold.clear`, which no step runs, gets a new input,
+            # too: it leaves a sign in the table if the session uses the new inputs.
             no_sign = tf.constant(0.0, tf.float64)
             self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
             self._leave_sign = tf.raw_ops.LookupTableInsertV2(
@@ -118,8 +119,7 @@ class LearningRates:
         """Multiplies the updates of a gate by the factor.
 
         Args:
-          gate: the gate.
-          is_new: whether no session can have seen it.
+          is_new: whether no session can have seen the gate.
 
         Raises:
           NoLearningRateError: if an op that writes weights takes no learning rate.
@@ -199,15 +199,15 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
             if graphs.constant_scalar(clone.inputs[index]) is None or graphs.is_apply(write):
                 found.append(_Input(clone, index))
         elif not gate.trains:
-            continue  # such as clipping of weights: it is behind a gate all the same
+            continue  # a run that only writes, as one that clips weights, has no rate to scale
         elif graphs.is_apply(write) or scaled.isdisjoint(graphs.ancestors([write])):
-            # An assignment after the update of the weight is a constraint of it.
+            # Only an assignment after a scaled update may stay: it is a constraint on the weight.
             raise NoLearningRateError(_NO_RATE % (write.type, write.name))
     return found
 
 
 def _index_of_rate(write: tf.Operation) -> Optional[int]:
-    """The input of a write that says by how much it changes a variable; None if there is none."""
+    """The index of the learning rate or the added value among a write's inputs; None without."""
     names = [argument.name for argument in arguments_of(write)]
     roles = _RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
     return next((names.index(role) for role in roles if role in names), None)

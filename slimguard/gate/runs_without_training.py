@@ -1,8 +1,7 @@
 """Runs that write and train nothing, behind a gate of their own.
 
-Examples are an evaluation that updates the moving averages of batch norm in its forward pass,
-variables that a guarded train op puts back after a bad step; or a run of slim's update ops by
-themselves. :mod:`slimguard.unedited.own_updates` finds the updates that a script computes itself.
+Examples are a run of slim's update ops alone, and an evaluation whose forward pass updates batch
+norm's moving averages, if a guarded train op puts these back after a bad step. :mod:`slimguard.unedited.own_updates` finds the updates that a script computes itself.
 """
 
 from typing import Any, Optional, Sequence

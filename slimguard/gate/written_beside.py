@@ -16,12 +16,12 @@ from slimguard.graph import TrainOp, key, op_of
 from slimguard.system import texts
 from slimguard.system.log import log
 
-# How many variables of an update are named.
+# How many variables of an update a message names.
 MOST_NAMES = 5
 
 
 class OutsideTheGateError(ValueError):
-    """A write beside a train op stays outside its gate, or would."""
+    """A write that is fetched beside a guarded train op goes around the gate."""
 
     of = 'the update of'  # put before the name of the update
 
@@ -40,8 +40,8 @@ def written_beside(
     Args:
       elements: the fetched elements that do not train, each once.
       training: the fetched elements that train, together.
-      on_refusal: called for an update that takes in the batch and stays outside, with the names of
-        its variables, and why.
+      on_refusal: called for each update that depends on the batch and stays outside the gate, with
+        the names of its variables, and the reason as an error.
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
@@ -71,7 +71,7 @@ def _is_last_at(write: tf.Operation, variable: tf.Operation, theirs: Set[tf.Oper
     if variable not in theirs:
         return True
     uses = _users(variable) & theirs
-    # An Identity of a reference returns the variable's own memory.
+    # An Identity of a reference returns the variable's own memory, so its users read that, too.
     reads = [op for op in uses if op.type == 'Identity' and graphs.is_reference(op.inputs[0])]
     uses.update(user for read in reads for user in _users(read) & theirs)
     return uses.issubset(graphs.ancestors([write]))
@@ -103,14 +103,14 @@ def refuse_around(
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
     Such a run fetches the original of a write that a gate holds back, or another write that depends
-    on the batch. A write that does not, such as a counter, is logged once.
+    on the batch. A write that does not depend on it, such as a counter, is only logged, once.
 
     Args:
       elements: the fetched elements.
-      found: the gates of the train ops that it runs.
-      fed: the tensors computed within the step that it feeds.
-      named: the variables that the log has named; those that a bad step would change are added.
-      by: the name of the hook that fetches it; '' for the loop.
+      found: the gates of the train ops that the run fetches.
+      fed: the fed tensors that the step would otherwise compute.
+      named: the names of the variables in earlier log lines; this call adds those that it logs.
+      by: the name of the hook that fetches the elements; '' for the loop.
 
     Raises:
       OutsideTheGateError: names the fetch, the write, what it would do, and what to fetch.
@@ -130,7 +130,7 @@ def refuse_around(
     by = by and 'by %s, ' % by
     _refuse_again([(each, needed[op]) for op, each in others.items()], found, written, by)
     first = found[0].original.name
-    # A guarded train op needs the loss as well, and its gate puts back the loss's writes.
+    # Writes of the loss count as the train op's own, since the gate puts them back.
     own = guarded.union(op_of(gate.original) for gate in found)
     theirs = set(graphs.ancestors_beyond(fed, own))
     run = theirs.union(*needed.values())
@@ -142,7 +142,7 @@ def refuse_around(
             told = (by, element.name, first, texts.listed(names, MOST_NAMES))
             raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
         waits = not guarded.isdisjoint(needed[op])
-        # A variable that the train op uses as well is set by the script, as a learning rate is.
+        # No line for variables that the train op uses: the script sets these, like learning rates.
         used = set() if waits else {each.name for each in theirs}
         for name in sorted(set(names) - used - named):
             named.add(name)
@@ -156,7 +156,7 @@ def _refuse_again(
     written: '_Written',
     by: str,
 ) -> None:
-    """Refuses to run an original of a write that a gate has a clone of.
+    """Refuses a run that makes a write as well as the clone that a gate has of it.
 
     Args:
       others: the elements fetched beside the guarded train ops, each with all ops that it runs.
@@ -176,18 +176,17 @@ def _refuse_again(
 
 
 class _Batch:
-    """The batch of a step: tells which writes take in values that are made of it.
+    """The batch of a step: tells which writes depend on it.
 
-    A write that only waits for the batch, by a control dependency, takes nothing in. A variable
-    that is read after a write of the same run has the written value.
+    A write that only waits for the batch, by a control dependency, does not depend on it. A
+    variable that is read after a write of the same run has the written value.
 
     Args:
       theirs: all ops that the train ops run.
       run: all ops of the run.
-      writes: the writes of the graph.
-      needs: gives what an op waits for.
+      needs: returns the ops that an op waits for.
       guarded: the guarded train ops, whose values depend on the batch.
-      fed: the keys of the tensors computed within the step that the run feeds.
+      fed: the keys of the fed tensors that the step would otherwise compute.
     """
 
     def __init__(
@@ -209,11 +208,11 @@ class _Batch:
         self._drawn = set(filter(is_drawn, drawn)) | guarded
 
     def is_taken_in_by(self, some: Iterable[tf.Operation]) -> bool:
-        """Whether one of some writes takes it in."""
+        """Whether one of some writes depends on the batch."""
         return not self._drawn.isdisjoint(graphs.ancestors(some, self._values_of))
 
     def _values_of(self, op: tf.Operation) -> Iterable[tf.Operation]:
-        """The ops that the values which `op` takes in come from."""
+        """The ops that compute the inputs of `op`; for a read, also the writes that come first."""
         if op in self._guarded:
             return ()
         values = [t for t in op.inputs if t.dtype != tf.resource and key(t) not in self._fed]
@@ -225,7 +224,7 @@ class _Batch:
 
 
 class _Written:
-    """The variables and tables of a graph that ops write, local ones left out."""
+    """Names the variables and tables that ops of a graph write, without local variables."""
 
     def __init__(self, graph: tf.Graph):
         self.writes, self._local = graphs.Writes(graph), graphs.local_in(graph)

@@ -14,12 +14,7 @@ def is_collective(op_type: str) -> bool:
 
 
 def collectives_in(ops: Iterable[Any], writes: Writes) -> List[Any]:
-    """The NodeDefs of the collectives among some ops, and in the functions that these ops call.
-
-    Args:
-      ops: the ops.
-      writes: the :class:`Writes` of their graph.
-    """
+    """The NodeDefs of the collectives in `ops`, and in the functions that these ops call."""
     found: List[Any] = []
     seen: Set[str] = set()
     waiting: List[str] = []

@@ -37,16 +37,16 @@ class Home:
         self.device = op.device
 
     def device_near(self, tensor: tf.Tensor) -> str:
-        """The device for findings about a tensor: the CPU of its task, or this one if unknown."""
+        """The device for findings about a tensor: the CPU of its task, or `device` if unknown."""
         device = device_of(tensor.op)
         is_here = task_of(device) in (task_of(self.device), task_of(''))
         return self.device if is_here else processor_of(device)
 
     def joins_at(self, tensor: tf.Tensor) -> str:
-        """A key of a tensor: findings of one key are joined before they go to `device_near`.
+        """A key: findings about tensors of one key are joined before they go to `device_near`.
 
         They are joined on the device of the first. A tensor of this task that names no device may
-        be on any, so it has another key than a tensor on the CPU.
+        be on any device, so its key differs from that of a tensor on the CPU.
         """
         device = device_of(tensor.op)
         spec = tf1.DeviceSpec.from_string(device)
@@ -57,9 +57,9 @@ class Home:
         return device
 
     def near(self, tensor: tf.Tensor) -> tf.Operation:
-        """The op at whose place to check a tensor: its own, or `op` for a scalar of another task.
+        """The op on whose device to check a tensor: its own, or `op` for a scalar of another task.
 
-        Such a scalar is sent here, since a sum made of it would have to be sent as well.
+        Such a scalar is sent here as it is: its sum of squares would have to be sent as well.
         """
         comes = tensor.shape.rank == 0 and not is_reference(tensor)
         return self.op if comes and self.device_near(tensor) != self.device else tensor.op

@@ -6,8 +6,8 @@ from typing import Any, Callable
 def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
     """A value that we keep on an object of TensorFlow, made when it is first asked for.
 
-    The value refers to the object in turn, so a dictionary of ours would keep both for ever. And in
-    a collection of a graph, `export_meta_graph` would warn that it cannot serialize the value.
+    The value is an attribute of the object. A dictionary of ours would keep both for ever, since
+    the value refers to the object; and of values in a graph's collection `export_meta_graph` warns.
     """
     name = '_slimguard_' + name
     kept = getattr(thing, name, None)

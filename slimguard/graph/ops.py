@@ -1,4 +1,4 @@
-"""Creating ops: in a scope of ours, at the place of another op, or as one that exists."""
+"""Creates ops: in a scope of ours, at the place of another op, or as a copy of one."""
 
 import contextlib
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -11,7 +11,7 @@ from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, op_def_of, op_of
 
-# Vectors up to this size are joined: a copy costs less than an op for each.
+# Vectors up to this size are joined: copying them costs less than one op for each vector.
 _SMALL_BYTES = 2**14
 # Fewer vectors than this are not joined: joining would cost as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
@@ -26,7 +26,7 @@ def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
     XLA compiles no op that is made there. With fast math (TensorFlow 1.15, on the CPU) XLA may
     assume that no number is a NaN, and answer a comparison accordingly. XLA may also compute a
     value twice, but the gradient that is checked has to be, bit by bit, the one that the update
-    takes. A value that leaves the compiled part exists once.
+    takes. XLA computes a value once if an op that it does not compile takes the value.
     """
     with graph.as_default(), graph.name_scope(None), graph.name_scope(OURS), tf.device(None):
         with tf.control_dependencies(None), graph.name_scope(name), tf_private.uncompiled(graph):
@@ -45,14 +45,14 @@ def create_at(
     dtypes: Sequence[tf.DType],
     **attributes: Any,
 ) -> tf.Operation:
-    """Creates an op where `near` is, as under `at`, in half the time: many are made for a variable.
+    """Creates an op where `near` is, as under `at`, but in half the time: a variable needs many.
 
     Args:
-      near: tells the place.
-      kind: the type of op. Attributes that are the dtypes of its inputs follow from these.
+      near: the op to be colocated with.
+      kind: the type of op. Attributes that are the dtypes of its inputs follow from `inputs`.
       inputs: its inputs.
       dtypes: the dtypes of its outputs.
-      **attributes: an `AttrValue` for each that has no default.
+      **attributes: an `AttrValue` for each other attribute without a default.
     """
     groups = tf1.AttrValue.ListValue(s=[b'loc:@' + near.name.encode()])
     attributes['_class'] = tf1.AttrValue(list=groups)
@@ -69,7 +69,7 @@ def copy_of(variable: tf.Operation) -> tf.Tensor:
     dtype, handle = dtype_of(variable), variable.outputs[0]
     if not is_resource(variable):
         return create_at(variable, 'DeepCopy', [handle], [dtype]).outputs[0]
-    # The read shares the variable's buffer; a later write makes its own.
+    # The read shares the variable's buffer; a later write takes a new buffer.
     of = tf1.AttrValue(type=dtype.as_datatype_enum)
     return create_at(variable, 'ReadVariableOp', [handle], [dtype], dtype=of).outputs[0]
 
@@ -165,7 +165,7 @@ def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
 
 
 def _on_each_device(operations: Iterable[tf.Operation], name: str) -> List[tf.Operation]:
-    """An op on each device of some ops, which waits for those that are there."""
+    """One op on each device of `operations`; it waits for the operations on that device."""
     by_device: Dict[str, List[tf.Operation]] = {}
     for operation in operations:
         by_device.setdefault(operation.device, []).append(operation)
@@ -214,7 +214,7 @@ def create_like(
     XLA compiles it if it compiles `op`.
     """
     attributes = dict(op.node_def.attr.items())
-    if 'frame_name' in attributes:  # its own loop, the same for all its Enter ops
+    if 'frame_name' in attributes:  # the clones of a loop's Enter ops enter one new loop
         attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
     as_asked = tf_private.compiled_as_asked(op.graph)
     with tf.control_dependencies(list(dict.fromkeys(controls))), as_asked:

@@ -17,7 +17,7 @@ SessionInterface = tf_private.SessionInterface
 class Inside(threading.local):
     """Whether this thread is inside a call of ours: enter it by `with`, read it as a bool.
 
-    The code inside may call the replaced methods again; then they pass the call on unchanged.
+    Methods of TensorFlow that we replaced read it: they pass calls from inside on unchanged.
     """
 
     _depth = 0
@@ -61,7 +61,7 @@ class SessionWrapper(SessionInterface):
         return self._session.sess_str
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        """As `tf.compat.v1.Session.run`; options of None are left out: a session may lack them."""
+        """As `tf.compat.v1.Session.run`; leaves out options of None: some sessions take none."""
         given = {'options': options, 'run_metadata': run_metadata}
         given = {name: value for name, value in given.items() if value is not None}
         return self._session.run(fetches, feed_dict, **given)
@@ -80,7 +80,7 @@ class SessionWrapper(SessionInterface):
 def callable_of(
     run: Callable[..., Any], fetches: Any, feed_list: Optional[Sequence[Any]]
 ) -> Callable[..., Any]:
-    """What a session's `make_callable` returns, made of its `run`.
+    """Does what the result of a session's `make_callable` does, by the session's `run`.
 
     Args:
       run: as `tf.compat.v1.Session.run`.
@@ -118,7 +118,7 @@ def note_opened(session: tf1.Session) -> None:
 
 
 def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
-    """Tells whether no session has seen an op; an op that one has seen can get no new inputs."""
+    """A function that tells whether no session has seen an op; seen ops can get no new inputs."""
     seen = getattr(graph, _SEEN, None)
     if seen is not None:
         return lambda op: tf_private.number_of(op) > seen
@@ -130,7 +130,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
     """The sessions on a graph that are not closed; ops they may have seen can get no new inputs."""
     found = []
-    # A session's graph is referred to by the session, or by the dict of its attributes.
+    # Either a session refers to its graph, or the dict of the session's attributes does.
     for holder in gc.get_referrers(graph):
         if type(holder) is not dict:
             things = [holder]

@@ -1,4 +1,4 @@
-"""slimguard's own runs, made once or seldom, without the optimization that a session does for each.
+"""slimguard's own runs, made once or seldom: they skip Grappler, which takes longer than a run.
 
 For each new set of fetches and feeds, a session of TensorFlow 1.15 has Grappler optimize the whole
 graph: a quarter of a second for 15,000 ops, where most of our runs take a few milliseconds.
@@ -18,7 +18,7 @@ from slimguard.graph.ops import our_scope
 from slimguard.graph.sessions import OWN_WORK
 
 _KEPT_AS = 'single_runs'
-# On TensorFlow 2 a callable may return memory that others read and write: that of a variable, a
+# On TensorFlow 2 a callable may return memory that others read and write, as of a variable, a
 # constant, a fed array or a cached batch. `session.run` returns a copy.
 _SHARES_MEMORY = not tf.__version__.startswith('1.')
 

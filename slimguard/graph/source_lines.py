@@ -1,8 +1,8 @@
 """Which line of the user's code made an op.
 
-The last frame of an op's traceback that is neither in TensorFlow, tf-slim or Keras nor in slimguard
-or Python's own library is the user's. All gradient ops come from one call of `minimize`, so for
-them the line is that of the op that was differentiated.
+The user's frame is the last one of an op's traceback outside of TensorFlow, tf-slim, Keras,
+slimguard and Python's own library. All gradient ops come from one call of `minimize`, so for them
+the line is that of the op that was differentiated.
 """
 
 import linecache
@@ -66,7 +66,7 @@ class Origins:
 
 
 class Recorded:
-    """Origins that were recorded, for a graph that was imported; some by another process."""
+    """Recorded origins, for a graph that was imported; another process may have recorded them."""
 
     def __init__(self, table: dict):
         self._lines = [Line(*line) for line in table['lines']]
@@ -100,8 +100,8 @@ def assigned_name(op) -> Optional[str]:
     for frame in _frames(op):
         if is_users(frame[0]):
             line = _line_of(*frame)
-            # The line without its comment. Before a semicolon there may be another statement, and a
-            # semicolon in a string looks the same: no name is better than a wrong one.
+            # Drop the comment. A line with a semicolon counts as nameless: the semicolon may end
+            # another statement, or be in a string, and no name is better than a wrong one.
             text = '' if line is None else line.text.partition('#')[0].rstrip(' ;')
             assigned = None if ';' in text else _ASSIGNMENT.match(text)
             if assigned or not text.startswith('return '):
@@ -117,8 +117,8 @@ def _frames(op) -> Iterator[Tuple[str, int, str]]:
 
     An op has dozens of these frames, and the user's is among the first.
     """
-    # By attribute: if indexed, a frame of some TensorFlow 2 versions reads its line of source too,
-    # and searches all of `sys.modules` if its file does not exist, as that of a notebook.
+    # Read attributes: an indexed frame of some TensorFlow 2 versions reads its line of source, and
+    # searches all of `sys.modules` if the source file does not exist, as in a notebook.
     for frame in reversed(tf_private.frames_of(op) or ()):
         yield (
             (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]

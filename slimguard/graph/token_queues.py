@@ -32,7 +32,7 @@ def queue_runners_in(graph: tf.Graph) -> List[tf1.train.QueueRunner]:
     holders = gc.get_referrers(*closing) if closing else []
     dicts = [holder for holder in holders if type(holder) is dict]
     things = [*holders, *(gc.get_referrers(*dicts) if dicts else ())]
-    # By `type`, not `isinstance`, which asks a proxy for its object, and this may be gone.
+    # By `type`: `isinstance` asks a weak proxy for its object, which may be gone.
     runners = [each for each in things if issubclass(type(each), tf1.train.QueueRunner)]
     return list({id(each): each for each in runners if each.close_op.graph is graph}.values())
 

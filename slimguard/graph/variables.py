@@ -52,8 +52,8 @@ def dtype_of(variable: tf.Operation) -> tf.DType:
 def global_step(graph: tf.Graph) -> Any:
     """The global step of a graph, a variable or a reference to one; None if there is none.
 
-    A tensor of that name that is no integer variable does not count: scripts have floats of that
-    name, and placeholders.
+    A tensor of that name that is no integer variable does not count: scripts give the name to
+    floats and placeholders.
     """
     try:
         step = tf1.train.get_global_step(graph)
@@ -74,7 +74,7 @@ def device_of(op) -> str:
 
 
 def on_each_device(variables: Iterable[Any]) -> List[Any]:
-    """Variables, where a variable mirrored by a distribution strategy is its copies on the devices.
+    """Variables, with the copies on the devices in place of a strategy's mirrored variable.
 
     The strategy's own object has no op in the graph, and reading or restoring it adds ops.
     """

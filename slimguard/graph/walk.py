@@ -28,8 +28,8 @@ OURS = 'slimguard/'
 # The enum of a reference's dtype is that of its base dtype plus 100 (types.proto).
 REFERENCES = 100
 
-# Facts that are needed often, by type of op. Functions are left out, since a name may mean another
-# function in each graph.
+# Caches, by type of op. Functions are left out, since a name may mean another function in each
+# graph.
 _op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
@@ -61,12 +61,12 @@ def is_stateful(op) -> bool:
 
 
 def is_random(op) -> bool:
-    """Whether `op` draws random numbers and nothing else, so that drawing again loses no input."""
+    """Whether `op` only draws random numbers; a second draw loses no element of the input."""
     return bool(_RANDOM.match(op.type))
 
 
 def is_enqueue(op) -> bool:
-    """Whether an op fills a queue, as those of queue runners do."""
+    """Whether an op fills a queue, as the ops of queue runners do."""
     return bool(_ENQUEUES.match(op.type))
 
 
@@ -82,12 +82,7 @@ def controls_of(op) -> List[tf.Operation]:
 
 
 def needs(op, fed: Container[Any] = ()) -> Iterator[tf.Operation]:
-    """The ops that must run before `op`, through data and control edges.
-
-    Args:
-      op: the op.
-      fed: the keys of tensors that are fed.
-    """
+    """The ops that must run before `op`, but for makers of inputs whose keys are in `fed`."""
     for tensor in op.inputs:
         if not fed or key(tensor) not in fed:
             yield tensor.op
@@ -126,18 +121,18 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
 
 
 def ancestors_beyond(fed: Iterable[tf.Tensor], roots: Iterable[tf.Operation]) -> List[tf.Operation]:
-    """As `ancestors`, where some tensors are fed."""
+    """As `ancestors`, for a run that feeds the tensors `fed`."""
     keys = {key(tensor) for tensor in fed}
     return ancestors(roots, lambda op: needs(op, keys))
 
 
 def makers_of(op: tf.Operation) -> List[tf.Operation]:
-    """The ops that made the inputs of an op; for `ancestors` that leave out control inputs."""
+    """The ops that made the inputs of `op`. With it, `ancestors` leaves out control inputs."""
     return [tensor.op for tensor in op.inputs]
 
 
 def _is_merge(op) -> bool:
-    # To count the outputs is quicker than to ask for the type, and this is asked of every op.
+    # Counting the outputs is quicker than asking for the type, and every op comes here.
     return len(op.outputs) == 2 and op.type in ('Merge', 'RefMerge')
 
 
@@ -159,7 +154,7 @@ class _Argument(NamedTuple):
 
 
 def arguments_of(op) -> List[_Argument]:
-    """The argument of the op that each of its inputs belongs to."""
+    """For each input of `op`, the argument in its OpDef that the input belongs to."""
     found = _arguments_of_type.get(op.type)
     if found is not None:
         return found
@@ -169,7 +164,7 @@ def arguments_of(op) -> List[_Argument]:
     for argument in arguments:
         count = 1
         if argument in lists:
-            # One list takes what the single arguments leave; with several, ask the op.
+            # A single list has all inputs that other arguments leave; of several lists, ask the op.
             count = (
                 len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
             )
@@ -198,15 +193,15 @@ def constant_scalar(tensor) -> Optional[float]:
     value = tf.get_static_value(op.outputs[0]) if op.type == 'Const' else None
     if value is None or value.size != 1 or tensor.dtype.is_complex:
         return None
-    return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
+    return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # rounded as by a Cast
 
 
 def lowest_constant(tensor, products: int = 3) -> Optional[float]:
     """The least element of a constant of any size; None for anything else.
 
-    A product of constants that are not negative counts as one: TensorFlow makes constants of a
-    variable's size so. A chain of more than `products` products is not followed, since one in a
-    user's script may be long.
+    A product of constants that are not negative counts as a constant: TensorFlow builds constants
+    of a variable's size in this way. A chain of more than `products` products is not followed,
+    since a chain in a user's script may be long.
     """
     op = tensor.op
     while op.type == 'Identity' and not is_reference(op.inputs[0]):
@@ -230,7 +225,7 @@ def largest_constant(tensor) -> Optional[float]:
 
 
 def _elements_of(op) -> Optional[np.ndarray]:
-    """The elements of a constant, a repeated last one once; None if there are none."""
+    """The elements of a constant, without repeats of the last one; None if there are none."""
     if op.type != 'Const':
         return None
     value = op.get_attr('value')

@@ -41,8 +41,8 @@ _RESOURCE = tf.resource.as_datatype_enum
 class Writes:
     """Answers, for one graph, which ops write and what.
 
-    It keeps what it found out about function bodies, so use one instance for one question and
-    let it go: the graph may grow.
+    It caches its answers, and the graph may grow: use one instance for one question, and make a new
+    one for the next.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -63,7 +63,7 @@ class Writes:
         return self._writing[op]
 
     def is_opaque(self, op) -> bool:
-        """Whether the value that `op` writes can only be known afterwards."""
+        """Whether the value that `op` writes can only be known after the write."""
         return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
     def inputs(self, op) -> List[int]:

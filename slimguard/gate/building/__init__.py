@@ -7,8 +7,8 @@ The files, in the order of a step:
     exact_checks.py       the exact checks before and after the update
     flags.py              what checks found: flags, each with a label, and a sentence made of them
     ranks.py              sends the findings of one process to all that train together
-    rank_libraries.py     finds such processes: Horovod's, or those of a strategy
+    rank_libraries.py     finds the processes that train together: Horovod's, or a strategy's
     gated_clones.py       creates the gated ops a second time, behind a switch
     outcome.py            the tensors to fetch: how a step ended, what it returns, its measures
-    announcement.py       keeps a bad step for a watcher; prints or raises where nobody watches
+    announcement.py       keeps a bad step's report for a watcher; prints or raises without one
 """

@@ -1,9 +1,9 @@
-"""Tells of a bad step: the graph prints or raises; a watched session keeps it for its watcher.
+"""Announces a bad step: a watched session keeps its report; in others the graph prints or raises.
 
-Feeding a flag for this would take a third of the time of a small step. So the flag is a state of
-the session, and only a bad step acts on it: it stores its report. With each step a watcher fetches
-one number, how many bad steps are kept, and takes them if there are any. It also gets the bad steps
-of runs that it did not see, as when a script runs the session past its hooks.
+The session itself stores whether it is watched: feeding a flag with each step would take a third of
+the time of a small step. With each step a watcher fetches one number, the count of kept reports,
+and takes the reports if there are any. So it also gets the bad steps of runs that it did not see,
+as when a script runs the session past its hooks.
 """
 
 import functools
@@ -24,7 +24,7 @@ from slimguard.graph.ops import StagingArea
 
 
 class Told(NamedTuple):
-    """The report of a bad step: dtypes or tensors in the graph, values once they are taken.
+    """The report of a bad step: dtypes or tensors when the graph is built, values once taken.
 
     Attributes:
       bad: bool vector, a flag for each label of the gate.
@@ -47,7 +47,7 @@ class Untold:
 
     Attributes:
       is_watched: bool scalar, whether the session that runs it is watched.
-      clear: drops all of them. Every session that is watched runs it once, and no step does.
+      clear: an op that drops all reports. Every watched session runs it once, and no step does.
       counts: the names of the tensors that watchers fetch to learn of bad steps.
     """
 
@@ -67,7 +67,7 @@ class Untold:
         dtypes = [dtype for dtype in kept if dtype is not None]
         self._area = StagingArea(graph, dtypes, 'untold_area')
         with tf.device(self._device):
-            # A session is watched if this area holds something. It needs no initializer.
+            # A session is watched if this area has an entry. No area needs an initializer.
             mark = StagingArea(graph, [tf.bool], 'watched_here')
             self.is_watched = tf.greater(mark.size(), 0)
             self._mark = mark.put([tf.constant(True, tf.bool)])
@@ -84,7 +84,7 @@ class Untold:
             return self._area.put(values)
 
     def count_after(self, token: tf.Tensor) -> tf.Tensor:
-        """The number of reports kept once `token` is there: an int32 scalar to fetch."""
+        """An int32 scalar to fetch: the number of kept reports when `token` arrives."""
         with tf.device(self._device), tf.control_dependencies([token]):
             count = self._area.size('untold')
         self.counts.add(count.name)
@@ -133,14 +133,12 @@ def announce(
     """Prints or raises after a bad step, or keeps its report for a watcher of the session.
 
     Args:
-      plan: the plan of the gate.
-      flags: the flags of the step.
-      watched: bool scalar, whether neither to print nor to raise.
+      watched: bool scalar; if it is True, a bad step neither prints nor raises.
       untold: keeps the report, in a session that is watched.
-      undone: a token that arrives after a bad step, when all variables are as they were.
+      undone: a token that arrives after a bad step, when all variables are as before the step.
 
     Returns:
-      The token `undone`, once that is done.
+      A token that arrives once the report is kept, printed or raised.
     """
     quiet, loud = ops.branch(undone, watched, 'watched')
     kept, fed = ops.branch(quiet, untold.is_watched, 'kept')
@@ -150,7 +148,7 @@ def announce(
     with tf.control_dependencies([loud]):
         told = _print(plan, flags, loud)
         if plan.step.raises:
-            # The line comes first: TensorFlow's error prints a page of its own before the labels.
+            # Print our line first: TensorFlow's error has a page of text before the labels.
             with tf.control_dependencies([told]):
                 told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]
@@ -159,7 +157,7 @@ def announce(
 
 def _raise(plan: Plan, flags: Flags) -> tf.Operation:
     bad = _those([str(label) for label in flags.labels], flags.vector)
-    # For a bad loss, the message of the CheckNumerics around it: users know it.
+    # For a bad loss, begin with the message of its CheckNumerics, which users know.
     words = tf.constant(['', plan.step.raises[0]], tf.string)
     is_loss = tf.gather(flags.vector, tf.constant(0, tf.int32))
     first = tf.gather(words, tf.cast(is_loss, tf.int32))

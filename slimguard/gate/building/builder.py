@@ -48,7 +48,7 @@ def build(plan: Plan, max_loss: Optional[float]) -> Gate:
 
 
 def _home_of(plan: Plan) -> str:
-    """The device of the loss, or of the chief: the CPU of its task decides."""
+    """The device of the loss, or of the chief. The decision is made on the CPU of its task."""
     if plan.chief_at is not None:
         return plan.chief_at
     near = [*plan.losses, *(check.tensor for check in plan.checks)]
@@ -60,12 +60,12 @@ class NoLossError(ValueError):
 
 
 class _Feeds(NamedTuple):
-    """What a gate is built from: placeholders with defaults, and its `Untold`."""
+    """The inputs of a gate: placeholders with defaults, and its `Untold`."""
 
     untold: Untold
     watched: tf.Tensor
-    # The data of the switches. Not their predicate: Grappler would make constants of it, and on
-    # TensorFlow 1.15 abort if a loop waits for one.
+    # The data input of the switches. If they took their predicate as data, Grappler would replace
+    # it by a constant on either side, and on TensorFlow 1.15 abort if a loop waits for that.
     token: tf.Tensor
     limits: Limits
 
@@ -78,15 +78,15 @@ def _feeds_of(plan: Plan, home: str, max_loss: Optional[float]) -> _Feeds:
 
 
 class Decision(NamedTuple):
-    """What is known before the update, and tokens; a token arrives if what it stands for is true.
+    """The decision about the update: flags, and tokens, which are dead where they do not arrive.
 
     Attributes:
       flags: what the checks of values and of copies found.
-      is_fine: whether no flag is set, so that the update runs; dead on the fast path.
+      is_fine: bool scalar, true if no flag is set and the update runs; dead on the fast path.
       fast: arrives if the step takes the fast path; None if no step of the gate does.
       prepared: arrives if nothing bad was found, and `copies` are made.
       refused: arrives if something bad was found, in a value or in a copy.
-      go: starts the update: `fast` or `prepared`.
+      go: starts the update; arrives with `fast` or `prepared`.
       copies: the variables as they were before the update.
     """
 
@@ -115,7 +115,7 @@ class _End(NamedTuple):
     """How the step ended, off the fast path."""
 
     good: tf.Tensor  # arrives if the step is written
-    undone: tf.Tensor  # arrives after a bad step, when all variables are as they were
+    undone: tf.Tensor  # arrives after a bad step, when all variables are as before the step
 
 
 class _Build:
@@ -184,7 +184,7 @@ class _Build:
         return SquareSums(values, self._plan.losses, self._home)
 
     def _decide(self, checks: Sequence[Check], sums: SquareSums) -> Decision:
-        """The fast path; if a step does not take it, the exact check, copies, a check of these.
+        """Builds the fast path; for other steps the exact check, copies, and a check of the copies.
 
         If several processes or threads train, a variable may hold a value that another of them is
         about to undo. An update computed from it is bad as well; and if this step restores a copy
@@ -192,7 +192,7 @@ class _Build:
         copies are not finite does not begin its update.
         """
         plan, token = self._plan, self._feeds.token
-        if plan.trial:  # only the written variables tell
+        if plan.trial:  # only the written variables show whether the step is bad
             fast, checking = None, after(plan.barrier, token, 'checking')
         else:
             is_fast = fast_path.all_are_small(plan, sums, self._feeds.limits)

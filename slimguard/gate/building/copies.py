@@ -35,14 +35,14 @@ def restore(copies: Copies, token: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def copies_ahead(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
-    """A dictionary to add to: the variables copied ahead of a graph's writes, by the copying op."""
+    """The variables copied ahead of a graph's writes, by the op that copies; callers add to it."""
     return graphs.kept_on(graph, 'copies_ahead', dict)
 
 
 def require_unseen(
     put_back: Dict[tf.Operation, List[tf.Operation]], order: Sequence[tf.Operation]
 ) -> None:
-    """Raises if a write that needs one more control input may be known to a session already.
+    """Raises ValueError if a session may have seen a write that needs one more control input.
 
     Args:
       put_back: the forward writes, by variable.

@@ -1,7 +1,7 @@
 """The exact checks of a step: of all values before the update, of the variables after it.
 
-A value is scaled down, so that the sum of its squares is finite if all of it is; short vectors of
-one length are joined, and summed up by rows. In nearly all steps the fast path has answered before,
+Each value is scaled down, so that the sum of its squares is finite if all its elements are; short
+vectors of one length are joined, and summed up by rows. In nearly all steps the fast path decides,
 and these ops are on a dead branch.
 """
 
@@ -20,16 +20,16 @@ from slimguard.graph import ops
 from slimguard.graph.devices import Home
 
 # Finite numbers times this factor have a finite sum, and a finite sum of squares.
-SMALL_32 = 2.0**-100  # for dtypes that this table does not name
+SMALL_32 = 2.0**-100  # for dtypes that `_SMALL` does not name
 _SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
 
 
 class Moment:
-    """A moment of the step, as scalars that arrive then, and are dead if it never comes.
+    """A moment of the step: scalars that arrive then, and are dead if the moment never comes.
 
-    Ops that consume these scalars cannot run early. Ops with a control input can: Grappler removes
-    a waiting Identity of a ref variable (seen on TensorFlow 1.15), and swaps a waiting DeepCopy
-    with the IsFinite after it (on 2.21).
+    Ops that consume these scalars cannot run early. Ops that only wait by a control input can:
+    Grappler removes a waiting Identity of a ref variable (seen on TensorFlow 1.15), and swaps a
+    waiting DeepCopy with the IsFinite after it (on 2.21).
 
     Args:
       token: the float32 scalar that arrives at that moment; its value is `SMALL_32`.
@@ -51,7 +51,7 @@ class Moment:
 
     @property
     def first_axis(self) -> tf.Tensor:
-        """An int32 scalar, 0."""
+        """The int32 scalar 0, to pass as an axis."""
         if self._first_axis is None:
             self._first_axis = tf.cast(self._token, tf.int32)
         return self._first_axis
@@ -61,12 +61,12 @@ def not_finite(tensors: Sequence[tf.Tensor], token: tf.Tensor, home: Home) -> tf
     """A bool vector: for each of some float tensors, whether an element is not finite.
 
     Args:
-      tensors: the tensors. Each is checked where it is.
+      tensors: the tensors. Each is checked on its own device, but see `Home.near` for scalars.
       token: arrives when they are to be checked, see `Moment`.
       home: where the findings come together.
     """
     moment = Moment(token)
-    # The sums of those in one place are joined, and then sent.
+    # Sums in one place are joined there, to be sent as one tensor.
     places: Dict[Tuple[str, tf.DType, str], List[Tuple[List[int], tf.Tensor]]] = {}
     for numbers in ops.short_together(tensors):
         sums = _sums_of([tensors[number] for number in numbers], moment, home)
@@ -111,13 +111,7 @@ def _sums_of(tensors: Sequence[tf.Tensor], moment: Moment, home: Home) -> tf.Ten
 
 
 class StepChecks:
-    """Checks one step.
-
-    Args:
-      plan: the plan of the gate.
-      limits: the limits of the loss and of the gradients' norm.
-      home: where the findings come together.
-    """
+    """Checks one step; its findings come together at `home`."""
 
     def __init__(self, plan: Plan, limits: Limits, home: Home):
         self._plan = plan
@@ -130,8 +124,6 @@ class StepChecks:
         """Checks losses and values once `token` is there.
 
         Args:
-          checks: the values.
-          token: arrives when they are to be checked.
           half_square: half the square of the gradients' norm; None without gradients.
         """
         plan = self._plan
@@ -150,7 +142,7 @@ class StepChecks:
         """Checks the copies of the plan's `changed` variables, once `token` is there.
 
         If a copy is not finite, its variable is lost, or another process or thread is about to put
-        it back; no step may put it back from this copy.
+        it back. In both cases no step may restore this copy.
         """
         changed = [variable for variable in copies if variable in self._plan.changed]
         bad = not_finite([copies[each] for each in changed], token, Home(token.op))
@@ -159,8 +151,8 @@ class StepChecks:
     def after_update(self, token: tf.Tensor, ahead: Copies) -> Flags:
         """Checks the variables once `token` is there.
 
-        Variables that the forward pass writes are checked twice, now and as they were ahead of it:
-        this tells a variable that was not finite before the step from one that the step made so.
+        Variables that the forward pass writes are checked twice, by their values now and by their
+        copies: this tells whether a bad variable was bad before the step.
 
         Args:
           token: arrives when the update has run or was refused.
@@ -178,8 +170,8 @@ class StepChecks:
         labels = [Label(Label.STATE, v.name) for v in floats]
         labels += [Label(Label.WRITTEN, v.name) for v in before]
         # If a variable is checked twice, `state` says that it is bad now and was bad before,
-        # `written` that it was not. One vector without a concatenation: Grappler would take this
-        # apart, and each part would cross the network by itself.
+        # `written` that it is bad now and was not before. No concatenation makes this vector:
+        # Grappler would take that apart, and each part would cross the network by itself.
         first, last = len(floats) - len(before), len(floats)
         twice = list(range(first, last))
         was = list(range(last, last + len(before)))
@@ -196,11 +188,10 @@ def _now(variable: tf.Operation) -> tf.Tensor:
 
 
 def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Flags:
-    """The flag of a loss that comes out of the update; false if the update was refused.
+    """The flag of a loss that ops after the update compute; false if the update was refused.
 
     Args:
-      loss: the loss that was given.
-      value: its value in the guarded step.
+      value: the value of `loss` in the guarded step.
       refused: arrives if the update is refused.
     """
     with tf.control_dependencies([refused]):
@@ -226,8 +217,7 @@ def read_opaque_writes(plan: Plan, known: tf.Tensor) -> List[Check]:
     """Reads the variables of the forward pass whose new value is known only after the write.
 
     Args:
-      plan: the plan of the gate.
-      known: a bool scalar that is there from the beginning.
+      known: a bool scalar that is available before the ops of the step run.
     """
     if not plan.opaque_forward:
         return []
@@ -244,7 +234,7 @@ def _read_after(token: tf.Tensor, variable: tf.Operation) -> tf.Tensor:
         with tf.control_dependencies([token]):
             return ops.copy_of(variable)
     with ops.at(variable):
-        # Grappler may swap a copy with the op after it (see `Moment`). It leaves a
-        # switch in its place, since the side is not known before it runs.
+        # Grappler may swap a copy with the op after it (see `Moment`). It leaves a switch in its
+        # place, since only the run shows which output of the switch is alive.
         switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=token)
         return ops.merge([switch.output_false, switch.output_true], 'written')

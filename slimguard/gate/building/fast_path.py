@@ -1,8 +1,8 @@
 """The cheap check that nearly every step passes: one sum of squares for each value.
 
-If all are small, all values are finite, and a sum of such steps cannot overflow either. Then the
-update runs without the exact check, and without copies. The check of the gradients' norm adds these
-sums up (exact_checks.py), and the measures of a step report them (outcome.py): each is made once.
+If all sums are small, all values are finite, and many such steps cannot overflow a variable either.
+Then the update runs without the exact check, and without copies. The check of the gradients' norm
+(exact_checks.py) and the measures of a step (outcome.py) use the same sums.
 """
 
 import math
@@ -26,7 +26,7 @@ _LIMIT_OF_FACTORS = 1e12
 
 
 class Sum(NamedTuple):
-    """The halved sum of squares of one value, or of some together: `size`, a float scalar."""
+    """`size`, a float scalar: half the sum of squares of one value, or of several joined ones."""
 
     names: Tuple[str, ...]
     size: tf.Tensor
@@ -39,8 +39,8 @@ class Kind(NamedTuple):
       place: the key by which they are joined, see `Home.joins_at`.
       device: where they are compared.
       dtype: of the sums.
-      limit: below it they are small.
-      is_gradient: whether they are of gradients that optimizers take.
+      limit: sums below it are small.
+      is_gradient: whether these are sums of gradients that optimizers take.
     """
 
     place: str
@@ -54,9 +54,7 @@ class SquareSums:
     """The halved sums of squares of values, by their kinds.
 
     Args:
-      values: the values.
-      losses: the losses among them. The first is squared at home, where it is sent in any case, to
-        be compared with its limit.
+      losses: the losses among `values`. The first is squared at home, where its limit needs it.
       home: where the findings come together.
 
     Attributes:
@@ -116,11 +114,11 @@ def _limit_of(together: Sequence[Check], tensor: tf.Tensor) -> float:
 
 
 class Limits(NamedTuple):
-    """Float64 scalars to feed, each Inf unless it is fed.
+    """Float64 scalars to feed; by default `loss` is the given `max_loss` or Inf, the other is Inf.
 
     Attributes:
       loss: the largest loss that is no incident; None without a loss.
-      half_square: half the square of the largest norm of all gradients that is no incident.
+      half_square: half the square of the largest gradient norm that is no incident.
     """
 
     loss: Optional[tf.Tensor]
@@ -128,12 +126,7 @@ class Limits(NamedTuple):
 
 
 def make_limits(has_loss: bool, max_loss: Optional[float]) -> Limits:
-    """Creates the limits.
-
-    Args:
-      has_loss: whether there is a loss.
-      max_loss: the limit of the loss unless it is fed; None for Inf.
-    """
+    """Creates the limits; `max_loss` is the default of the loss's limit, None stands for Inf."""
     no_limit = tf.constant(math.inf, tf.float64)
     loss = None
     if has_loss:

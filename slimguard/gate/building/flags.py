@@ -27,8 +27,8 @@ class Label(NamedTuple):
     kind: str
     name: str
 
-    # The kinds. The update is refused: a value is not finite, the loss is above its limit, the norm
-    # of all gradients is.
+    # The kinds. Found before the update, which is then refused: a value is not finite, the loss is
+    # above its limit, the norm of all gradients is above its limit.
     VALUE = 'value'
     LIMIT = 'limit'
     NORM = 'norm'
@@ -38,7 +38,7 @@ class Label(NamedTuple):
     LATE = 'late'
     STATE = 'state'
     WRITTEN = 'written'
-    # The rank of that name found what others did not.
+    # The rank of that name found something that others did not.
     RANK = 'rank'
 
     def __str__(self) -> str:
@@ -86,8 +86,8 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
 
     Args:
       labels: the labels of all that was bad.
-      limits: by kind, `Label.LIMIT` or `Label.NORM`, a text about a number above its limit, if the
-        caller knows more about it than the gate; '' for no text.
+      limits: by kind, `Label.LIMIT` or `Label.NORM`, the caller's own text about a loss or norm
+        above its limit, in place of the gate's; '' for no text.
     """
     limits = limits or {}
 
@@ -103,7 +103,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     if named(Label.NORM):
         parts.append(limits.get(Label.NORM, 'too large: ' + named(Label.NORM)))
     parts = [part for part in parts if part]
-    # A variable that is bad after a refused update was so before; a late loss refuses none.
+    # A variable that is bad after a refused update was bad before; a late loss refuses no update.
     has_run = named(Label.LATE) or not parts
     state_lost = bool(named(Label.BEFORE) or (named(Label.STATE) and not has_run))
     if state_lost:

@@ -25,7 +25,6 @@ class GatedClones:
     """Creates the gated ops a second time, to run only if the update is allowed.
 
     Args:
-      plan: the plan of the gate.
       go: the token that starts the update.
     """
 
@@ -66,12 +65,12 @@ class GatedClones:
         return ops.create_like(op, inputs, controls, '_' + self._go.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
-        """The ops that make the clone dead if `go` is; none if an input is dead then, too."""
+        """The control input that makes a clone dead if `go` is; none if an input is dead anyway."""
         if op.type in _MERGES:
-            return []  # it is alive if one of its inputs is, whatever it waits for
+            return []  # a Merge is alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in ENTERS and graphs.flow_around(op) is loop):
-            return []  # no op inside of a loop can wait for one outside; the loop's entries do
+            return []  # no op inside of a loop can wait for one outside; the loop's Enters wait
         dies_anyway = any(
             needed in self._clones and needed.type not in _MERGES
             for needed in self._plan.step.needs(op)

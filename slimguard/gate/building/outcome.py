@@ -1,7 +1,7 @@
-"""The tensors to fetch of a step: how it ended, the values that it returns, and its measures.
+"""The tensors to fetch of a step: its outcome, the values that it returns, and its measures.
 
-How it ended arrives once the step is done. The measures are its loss, learning rate and gradients,
-in one small vector.
+The outcome arrives once the step is done. The measures are the loss, the learning rate and the
+gradients' sums of squares, in one small vector.
 """
 
 import math
@@ -19,7 +19,7 @@ from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.devices import Home
 
-# The attribute of a guarded train op that names the given one. It goes with the op into files.
+# The attribute of a guarded train op that names the given one. A saved graph keeps it.
 _GUARDS = '_slimguard_guards'
 
 
@@ -46,8 +46,8 @@ def global_step_after(token: tf.Tensor) -> Optional[tf.Tensor]:
         return None
     with tf.control_dependencies([token]):
         if step.op.type in graphs.VARIABLES:
-            # A copy where the variable is: a reference is sent to another device at once, and
-            # not when the reader there runs.
+            # Copy it on the variable's device: TensorFlow sends a reference to another device at
+            # once, and not when the reader there runs.
             return ops.copy_of(graphs.on_each_device([step])[0].op)
         return tf.identity(step)
 
@@ -77,7 +77,7 @@ def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], original: TrainOp) ->
 
 
 def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
-    """The train op that a guarded one was made of, also after an import; None for any other."""
+    """The given train op of a guarded one, also in an imported graph; None if it is not guarded."""
     op = op_of(train_op)
     try:
         name = tf.compat.as_str(op.get_attr(_GUARDS))
@@ -91,7 +91,7 @@ def value_after_step(
 ) -> tf.Tensor:
     """The value of a tensor of the step, once all of the step has run.
 
-    If the update computes the value and was refused, it is computed without the update.
+    If the update computes the value but was refused, the value is computed without the update.
     """
     if tensor.op not in plan.gated:
         return tensor
@@ -140,7 +140,7 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 def _no_value(tensor: tf.Tensor) -> Optional[tf.Tensor]:
     """Stands in for a missing value: NaN, or zeros if the type has no NaN.
 
-    None for a list of tensors, in which a loop of v2 control flow returns its results.
+    None for a variant or resource, such as the tensor lists that v2 loops return.
     """
     if tensor.dtype in (tf.variant, tf.resource):
         return None
@@ -174,7 +174,7 @@ class Measures(NamedTuple):
         A session takes longer to fetch a second tensor than a step takes to join the two.
 
         Args:
-          count: how many bad steps no watcher was told of, after the step.
+          count: how many bad steps no watcher has read yet, after the step.
 
         Returns:
           float64: `count`, `step`, `written`, and then `vector`: the columns of
@@ -191,8 +191,7 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
     dtype, as nearly always, are stacked by one op and not converted.
 
     Args:
-      plan: the plan of the gate.
-      sums: the sums of squares of at least its gradients.
+      sums: the sums of squares of at least the gradients.
       home: where the vector is made.
       announced: the outcome that is fetched beside the row.
     """
@@ -219,16 +218,16 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
 
 def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
     rates = [check.tensor for check in plan.checks if check.is_learning_rate]
-    # If there are several, the first: most weights have it.
+    # Of several rates, take the first: most weights have it.
     scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
     known = [rate for rate in scalars if rate is not None]
     return (plan.losses[0] if plan.losses else None), (known[0] if known else None)
 
 
 def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
-    """The tensor outside of a branch that enters it as `tensor`; None if it is made inside.
+    """The outer tensor that enters a branch as `tensor`; None if `tensor` is made in the branch.
 
-    A tensor in a branch that is not taken has no value, and the stacked vector would have none.
+    A tensor in a branch that is not taken has no value, so a vector with it would have none either.
     """
     while graphs.flow_around(tensor.op) is not None:
         if tensor.op.type not in ('Identity', *SWITCHES):

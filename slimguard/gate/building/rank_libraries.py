@@ -1,6 +1,6 @@
 """Finds out whether the ranks of Horovod or of TensorFlow share a step: :func:`ranks_of`.
 
-It reads the graph, and asks the library of its collectives.
+It reads the graph, and asks the library that the graph's collectives belong to.
 """
 
 import collections
@@ -54,13 +54,13 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
         return None
 
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
-        # Ranks find each other by the names of ops. In a scope named for the train op the names are
-        # the same even if one rank guards more.
+        # Horovod matches the ops of ranks by name. In a scope named for the train op, the names are
+        # the same even if one rank guards more train ops than another.
         with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
             return hvd.allreduce(tf.identity(vector, name), op=hvd.Sum)
 
     def exchange(subject: str, text: str) -> List[str]:
-        # This may be called in the middle of a step that has taken all threads.
+        # A step may call this when it has taken all threads, so this session has its own threads.
         config = tf1.ConfigProto(device_count={'GPU': 0}, use_per_session_threads=True)
         with OWN_WORK, tf.Graph().as_default(), tf1.Session(config=config) as session:
             return hvd.allgather_object(text, session, OURS + subject)
@@ -69,7 +69,7 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
 
 
 class _Group(NamedTuple):
-    """What a collective op of TensorFlow says of itself; None for what a constant does not say."""
+    """The keys and the group size of a collective op of TensorFlow; None if one is no constant."""
 
     key: Optional[int]
     instance: Optional[int]
@@ -106,7 +106,7 @@ def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     reduce: tf.Operation = like
 
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
-        # A key that is the same on all workers, and that TensorFlow does not count up to.
+        # A key that is the same on all workers, and far above the keys that TensorFlow counts up.
         key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
         same = {'input': vector, 'merge_op': 'Add', 'final_op': 'Id', 'name': name}
         with tf.device(reduce.device):

@@ -4,8 +4,8 @@ Each rank runs the same graph with a batch of its own. Gradients reach a gate al
 the loss, moving averages and limits belong to one rank alone. If one rank refused a step that
 another writes, their weights would differ from then on. So if a step has collectives, each answer
 that decides about it goes through a collective of our own: whether the step takes the fast path
-and, off the fast path, what each exact check found. The collective is a sum: of the ranks that say
-no; or of tables in which each rank fills its own row, so that all ranks know what each has found.
+and, off the fast path, what each exact check found. The collective adds up either the ranks that
+say no, or tables in which each rank fills its own row, so that all know what each has found.
 
 The first such message of a step also says which signals a rank has received, so that all end after
 the same step. Before the first step, each rank sends the others what it checks.
@@ -26,7 +26,7 @@ from slimguard.graph.devices import processor_of
 from slimguard.system import texts
 from slimguard.system.signals import NUMBERS, SIGNALS, SharedSignals
 
-# Called with a subject and a text; gives the texts of all ranks, by rank. Each has to call it.
+# Called with a subject and a text; returns the texts of all ranks, by rank. All ranks must call it.
 Exchange = Callable[[str, str], List[str]]
 
 
@@ -43,14 +43,16 @@ class Checks:
         self._words[train_op] = list(map(_in_words, labels))
 
     def require_same(self, train_op: str, exchange: Optional[Exchange]) -> None:
-        """Compares its checks with those of the other ranks, before the first step of a train op.
+        """Compares the checks of all ranks, before the first step of a train op.
 
         Raises:
-          ValueError: if another one checks other values.
+          ValueError: if another rank checks other values.
         """
         if train_op in self._are_same or exchange is None:
             return
-        with self._lock:  # if one run has two train ops, other ranks may ask in another order
+        # One exchange at a time: if a run has two train ops, ranks may ask about them in another
+        # order, and each exchange is about both.
+        with self._lock:
             if train_op in self._are_same:
                 return
             told = [json.loads(each) for each in exchange('checks', json.dumps(self._words))]
@@ -61,7 +63,7 @@ class Checks:
 
 
 def _in_words(label: Label) -> str:
-    # A loss is named for an op, whose number may depend on what else a rank has built.
+    # The number in a loss's name may depend on what else a rank has built, so leave out the name.
     is_loss = label.name.startswith('loss ')
     return explain([label._replace(name='loss') if is_loss else label]).reason
 
@@ -93,7 +95,7 @@ def _differences(told: Sequence[Dict[str, List[str]]], train_op: str) -> List[st
 
 
 def _blurred(words: str) -> str:
-    # Names of variables of Horovod's own have the number of the rank in them.
+    # Horovod names variables of its own by the number of the rank, so numbers do not count.
     return re.sub(r'\d+', '0', words)
 
 

@@ -4,8 +4,8 @@ Which variables a step writes is found by slimguard/graph/written_variables.py.
 
 The files:
     plan.py               what a train op consists of, and what has to happen to each part
-    step_graph.py         the ops of a step, read through gates that are there already
-    gated_ops.py          which of them are gated
+    step_graph.py         the ops of a step, with the originals in place of guarded train ops
+    gated_ops.py          which ops of a step are gated
     batch_counters.py     which variables pick the batch, and so are not put back
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update

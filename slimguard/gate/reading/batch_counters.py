@@ -1,12 +1,12 @@
-"""Which variables pick the batch: what a bad step writes to them stays, and the rest is undone.
+"""Which variables pick the batch: what a bad step writes to them stays, and the rest is put back.
 
-A counter that picks the batch is not put back, since it would pick the same bad batch again. One
-that only says when something is written, or how much, is put back with the rest. Examples count
-micro-batches, whose gradients are accumulated, or steps, which a learning rate, the weight of a
-loss or a correction of Adam's follows. So a variable picks the batch if an op ahead of the update
-takes its value, or a number computed from it alone, other than
+A counter that picks the batch is not put back, since it would pick the same bad batch again. A
+counter that only controls when or how much is written is put back with the rest: it counts
+micro-batches whose gradients accumulate, or steps, for a learning rate, a loss's weight or Adam's
+bias correction. So a variable is taken to pick the batch if an op ahead of the update uses its
+value, or a number computed from it alone, for anything but
 
-* to scale something by it; or
+* to scale another value by it; or
 * to choose between values that are only written.
 """
 
@@ -34,7 +34,7 @@ class ForwardWrites:
 
     Attributes:
       put_back: the writes to undo after a bad step, by variable.
-      opaque: the float variables of `put_back` whose new value can only be read afterwards.
+      opaque: the float variables of `put_back` whose new value can only be read after the write.
     """
 
     def __init__(self, step: StepGraph, gated: Set[tf.Operation]):
@@ -76,9 +76,9 @@ def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
     """The writes that are not held back in a run that trains nothing.
 
     These are writes to local variables, which are in no checkpoint, such as the epoch counter of an
-    input, and writes to a counter that picks the batch: held back, it would pick the bad batch
-    again. A gate also runs clones of the writes that it holds back and of all ops after them. With
-    such a counter among them, the clones would draw a batch of their own.
+    input; and writes to a counter that picks the batch. If the gate held back such a counter, it
+    would pick the bad batch again. The gate would also clone the counter and all ops after it, and
+    these clones would draw another batch.
     """
     local = graphs.local_in(step.graph)
     found, floats, others = set(), set(), []

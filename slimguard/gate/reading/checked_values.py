@@ -28,11 +28,9 @@ class Check(NamedTuple):
 
 
 class CheckedValues:
-    """Collects the values that writes take, for each value one check.
+    """Collects checks of the values that writes take, one check for each value.
 
     Args:
-      step: the ops of the step.
-      gated: the gated ops among them.
       losses: the losses, which are checked in any case.
     """
 
@@ -60,8 +58,8 @@ class CheckedValues:
         """Adds checks of the values that a gated write takes.
 
         Returns:
-          The ranges of its arguments that have to hold as well, so that these checks are enough;
-          None if the value that it writes can only be judged afterwards.
+          The ranges in which arguments of the write must lie for these checks to suffice; None if
+          only the written value shows whether it is finite.
         """
         if self._step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
             return None
@@ -101,7 +99,7 @@ class CheckedValues:
         return self._is_small[tensor.op]
 
     def _key_of(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-        """A key that tensors of one value share: an optimizer reads its powers for each apply."""
+        """A key that all reads of one value share: Adam reads `beta1_power` for each kernel."""
         op = tensor.op
         while op.type == 'Identity' and not graphs.is_reference(op.inputs[0]):
             op = self._step.resolve(op.inputs[0]).op
@@ -123,7 +121,7 @@ def _role_name(write: tf.Operation, role: str) -> str:
 
 
 def _accumulated_name(write: tf.Operation) -> str:
-    """The variable whose gradient an accumulator collects: SyncReplicasOptimizer names it so."""
+    """The variable in an accumulator's name by SyncReplicasOptimizer; else the op's own name."""
     accumulator = write.inputs[0].op
     try:
         name = tf.compat.as_str(accumulator.get_attr('shared_name'))

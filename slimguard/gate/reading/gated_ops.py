@@ -25,17 +25,16 @@ def find_gated_ops(
     """The writes to gate, and all ops that run after one of them.
 
     Args:
-      step: the ops of the step.
       left_alone: the writes that a run without training makes even when the values are bad; all
         others are gated. None for a train op, which has a forward pass.
       loss: the loss, if it was given.
 
     Raises:
-      ValueError: if a placeholder is among them.
+      ValueError: if a placeholder would have to be gated.
     """
     training = _find_training_writes(step) if left_alone is None else set()
-    # Gated before, so gated here: in the forward pass, an op that waits for a guarded train op
-    # would run this op as it is, and the new gate would run it again.
+    # What an earlier gate holds back is gated here, too. If such a write stayed in the forward
+    # pass, the earlier gate would make it, and the new gate would run the original as well.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training, loss) if left_alone is None else left_alone
     if not forward or left_alone is not None:
@@ -60,7 +59,7 @@ def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
     Any other write to a trainable variable updates a statistic whose variable was left trainable.
-    If no training write is known, as with gradients of a `tf.GradientTape`, these writes count.
+    If there is no other training write, as with gradients of a `tf.GradientTape`, these count.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}
@@ -81,7 +80,7 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
     for value in (step.core, loss):
         if value is not None and graphs.is_float(value):
             made_of = graphs.ancestors([value.op], step.needs)
-            if training.isdisjoint(made_of):  # else it is no loss of this update, but of the next
+            if training.isdisjoint(made_of):  # else the value is a loss of the next update
                 computed.update(made_of)
     before_training = [needed for write in training for needed in step.needs(write)]
     forward = computed.union(graphs.ancestors(before_training, step.needs))
@@ -89,11 +88,11 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
 
 
 def _find_slot_writes(step: StepGraph, training: _Ops, computed: _Ops) -> _Ops:
-    """Writes that a training write needs and no gradient does: they can be gated as well.
+    """Writes that a training write needs, but no gradient needs: they can be gated as well.
 
-    Adam's sparse update has them: it decays its moments, scatters into them, and subtracts what it
-    then reads from them. This follows such arithmetic from the training writes back to the
-    gradients that enter it.
+    Adam's sparse update has such writes: it decays its moments, scatters into them, reads them, and
+    subtracts from the weights. This function follows such arithmetic from the training writes back
+    to the gradients that enter it.
     """
     slot_writes: _Ops = set()
     seen: _Ops = set()
@@ -138,7 +137,7 @@ def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
 
 def _require_no_placeholder(step: StepGraph, gated: _Ops) -> None:
     for op in step.order:
-        is_ours = op.name.startswith(graphs.OURS)  # nobody feeds those
+        is_ours = op.name.startswith(graphs.OURS)  # users do not feed our placeholders
         if op in gated and op.type.startswith('Placeholder') and not is_ours:
             raise ValueError(
                 'cannot guard: placeholder %r waits for a write (it was made under '

@@ -3,7 +3,7 @@
 On the fast path no variable is checked after the update, so a kernel may run there only if this is
 known. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the learning
 rate, Adagrad by the root of what it has accumulated. Arguments that are constants are judged here;
-others are compared in each step (fast_path.py).
+each step compares the others with their ranges (fast_path.py).
 """
 
 import re
@@ -19,8 +19,8 @@ from slimguard.graph import key
 _NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below one; numbers are compared in float64
 _ANY = (-1e12, 1e12)
 # The ranges of arguments (both ends included) in which kernels make finite numbers of small ones.
-# Divisors are large enough that a gradient and a learning rate that pass the fast path do not
-# overflow.
+# The ranges keep divisors so large that dividing a gradient or a learning rate that passes the fast
+# path does not overflow.
 _RANGES: Dict[str, Tuple[float, float]] = {
     'beta': (0, 1),
     'beta1': (0, _NEARLY_ONE),
@@ -37,7 +37,7 @@ _RANGES: Dict[str, Tuple[float, float]] = {
     'rho': (0, 1),
     'sign_decay': (-1, 1),
 }
-# A power of a number below one is below one.
+# If the decay on the right is a constant below one, its power on the left is below one, too.
 _POWERS = {'beta1_power': 'beta1', 'beta2_power': 'beta2'}
 _GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
 _RATE_OF_FTRL = (1e-12, 1e12)
@@ -82,11 +82,7 @@ class Beginnings:
 
 
 class Kernels:
-    """Judges the kernels of one step, which share most of their arguments.
-
-    Args:
-      step: the ops of the step.
-    """
+    """Judges the kernels of one step, which share most of their arguments."""
 
     def __init__(self, step: StepGraph):
         self._step = step
@@ -94,7 +90,10 @@ class Kernels:
         self._beginnings = Beginnings(step.graph)
 
     def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
-        """The ranges in which a kernel makes finite numbers of small ones; None if it has none."""
+        """The ranges that arguments must lie in for a kernel to make finite numbers of small ones.
+
+        Constants are left out. None if a constant is out of its range, or no range is known.
+        """
         if 'CenteredRMSProp' in kernel.type:
             return None  # it takes the root of a difference, which rounding can make negative
         if not self._begins_above_zero(kernel):
@@ -114,7 +113,7 @@ class Kernels:
     def _is_proven(self, kernel: tf.Operation, name: str, tensor: tf.Tensor) -> bool:
         allowed = _allowed(kernel, name)
         if allowed is _ANY:
-            return True  # it is checked in each step
+            return True  # each step checks that gradients and learning rates are small
         value = self._constant(tensor)
         return allowed is not None and value is not None and allowed[0] <= value <= allowed[1]
 
@@ -125,7 +124,7 @@ class Kernels:
         return self._constants[of]
 
     def _begins_above_zero(self, kernel: tf.Operation) -> bool:
-        """Whether the accumulators that it divides by begin above zero; they only grow."""
+        """Whether the accumulators that `kernel` divides by begin above zero; they only grow."""
         if not _DIVIDES_BY_ACCUMULATED.search(kernel.type):
             return True
         arguments = graphs.arguments_of(kernel)

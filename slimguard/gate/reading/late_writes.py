@@ -1,16 +1,17 @@
 """Late values are computed after a gated write, so they cannot be checked before it.
 
-But their inputs can be checked. :class:`LateValues` follows a late value back to these, as long as
-the ops in between make finite numbers from finite ones, except for sums that overflow.
+But the values that they are computed from can be checked. :class:`LateValues` follows a late value
+back to these, as long as the ops in between make finite numbers from finite ones, except for sums
+that overflow.
 
 Some writes of late values are known to stay finite, in any number of steps:
 
-* copies, also within bounds, multiples by a number between zero and one, and averages: none is
-  larger than the largest variable that it is made of, so none can grow until it is Inf;
+* copies, clipped or not, multiples by a number between zero and one, and averages: none is larger
+  than the largest variable that it is made of, so none can grow until it is Inf;
 * constants, and sums with checked values, which leave a large number as it is;
 * Adam's update of the rows that were looked up, ``w.assign_sub(rate * m / (sqrt(v) + epsilon))``:
-  the step itself has made `m` of checked values, and `v` is never below zero. As a trial, a step of
-  an embedding would take half as long again.
+  the step itself has made `m` of checked values, and `v` is never below zero. Without this rule
+  each step of an embedding would be a trial, and take half as long again.
 
 Any other late write makes the step a trial. So does a write that reads a variable which the step
 does not write, since others may write anything to it; and a sum in float16, whose range is small.
@@ -36,7 +37,7 @@ _GATHERS = frozenset('Gather GatherV2 ResourceGather'.split())
 _ROWS = re.compile(r'(Resource)?ScatterUpdate$')
 _ROUNDING = 2e-7  # of weights that add up to one
 _LARGEST_CONSTANT = 1e6
-# However often checked values, divided by this, are added to a large number, it stays finite.
+# Adding checked values, divided by this or more, leaves a large number finite, however often.
 _LEAST_EPSILON = 1e-12
 _KEEP_FINITE = frozenset(
     'Identity ReadVariableOp Const Cast Sub Add AddV2 AddN Neg Minimum Maximum Sqrt Reshape '
@@ -47,12 +48,8 @@ _KEEP_FINITE = frozenset(
 class LateValues:
     """Follows late values back to values that are not late.
 
-    Args:
-      step: the ops of the step.
-      gated: the gated ops among them.
-
     Attributes:
-      ops: as `gated`; their outputs are late.
+      ops: the gated ops; their outputs are late.
     """
 
     def __init__(self, step: StepGraph, gated: Set[tf.Operation]):
@@ -121,12 +118,11 @@ def _is_count(op: tf.Operation) -> bool:
 def find_ranges(
     writes: Sequence[tf.Operation], step: StepGraph, late: LateValues
 ) -> Optional[List[Range]]:
-    """The ranges of factors in which the late ones of `writes` stay finite; None if not known.
+    """The ranges of factors in which the late writes in `writes` stay finite; None if unknown.
 
     Args:
       writes: the gated writes, without those that are judged after the update.
-      step: the ops of the step.
-      late: which values are late.
+      late: tells which values are late.
     """
     known = _LateWrites(step, late)
     return known.ranges if all(map(known.stays_finite, writes)) else None
@@ -174,12 +170,12 @@ class _LateWrites:
         return (first, second), (second, first)
 
     def _weight_of(self, tensor: tf.Tensor) -> float:
-        """How many times the largest variable a value is at most; Inf if that is not known."""
+        """An upper bound of a value, in multiples of its largest variable; Inf if none is known."""
         variable = _variable_read(tensor)
         if variable is not None:
             return 1.0 if variable in self._writes else math.inf
         if tensor not in self._late:
-            return 0.0  # it is checked
+            return 0.0  # the step checks, before the update, that the value is small
         if tensor.op.type == 'Const':
             largest = graphs.largest_constant(tensor)
             most = 2.0 if tensor.dtype.base_dtype == tf.float16 else _LARGEST_CONSTANT
@@ -212,7 +208,7 @@ class _LateWrites:
         return False
 
     def _is_share(self, factor: tf.Tensor) -> bool:
-        """Whether a scalar lies between zero and one; if it is not late, each step compares it."""
+        """Whether a scalar lies between zero and one; adds a range if each step must compare it."""
         if factor.shape.rank != 0 or not factor.dtype.base_dtype.is_floating:
             return False
         constant = graphs.constant_scalar(factor)

@@ -103,14 +103,14 @@ def find_losses(
         found = [t for t in candidates if t.op in needed and _is_scalar(t)]
     found = [t for t in found if graphs.is_seen_from(t, op_of(step.train_op))]
     unique = {key(t): t for t in found if t.op not in gated}
-    # A loss made of fed tensors often has no static shape.
+    # A loss made of fed tensors often has no static shape; then its mean counts.
     return [as_scalar(each) for each in unique.values()]
 
 
 def find_late_loss(
     step: StepGraph, gated: Set[tf.Operation], late: LateValues, loss: Optional[tf.Tensor]
 ) -> Optional[tf.Tensor]:
-    """The loss, if it comes out of the update, as when two trainings follow each other."""
+    """The loss, if ops after an update compute it, as when one step trains two models in turn."""
     if loss is not None and step.source_of(loss).op in gated:
         return step.source_of(loss)
     is_late = (

@@ -26,21 +26,21 @@ class Plan(NamedTuple):
       step: the ops of the step.
       gated: the ops among them to run behind the switch.
       losses: floating scalars that have to be finite; the first is *the* loss.
-      late_loss: the loss, if it comes out of the update and so cannot be checked before.
+      late_loss: the loss, if ops after the update compute it, so that it cannot be checked before.
       checks: the other values to check before the update, each once.
       variables: the variables that gated ops write.
       changed: the float variables among `variables` whose new value is computed from the old one,
         so that a NaN in them stays.
       put_back: the forward writes to undo after a bad step, by variable.
-      opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
+      opaque_forward: the variables of `put_back` whose new value can only be read after the write.
       trial: whether the gated writes can only be judged by the values that they wrote.
       ranges: the ranges of kernel arguments and of factors of late writes. If one of these is out
         of its range, the step has to check the values that it wrote.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
       trains: whether it may train; False for a run that only writes.
-      chief_at: for the update that a chief makes of accumulated gradients, the device of the chief,
-        which has no loss; else None.
+      chief_at: for the update that a chief makes of accumulated gradients, the device of the chief:
+        it decides, as there is no loss. Else None.
     """
 
     step: StepGraph
@@ -77,13 +77,12 @@ def make_plan(
     """Plans the gate of a train op.
 
     Args:
-      train_op: the train op to guard.
       loss: the loss, if it was given.
       guarded: the train ops that are guarded already.
       values: tensors that the train op needs, to be fetched beside it.
       chief_at: as in `Plan`.
       fed: as for `StepGraph`.
-      trains: whether it may have a forward pass that writes; else each write is held back.
+      trains: whether the forward pass may write; if False, the gate holds back each write.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
@@ -141,8 +140,8 @@ def _each_once(ranges: Iterable[Range]) -> List[Range]:
 def _find_changed(step: StepGraph, gated_writes: Sequence[tf.Operation]) -> Set[tf.Operation]:
     """The float variables whose new value is computed from the old one.
 
-    Of variables that a function or a loop writes, the trainable ones count. Assigned variables do
-    not: one may begin as an Inf, as the smallest loss so far does.
+    Of variables that a function or a loop writes, only the trainable ones count. Variables that are
+    only assigned do not count: one may begin as an Inf, as the smallest loss so far does.
     """
     trainable = graphs.trainable_in(step.graph)
     found: Set[tf.Operation] = set()
@@ -155,7 +154,7 @@ def _find_changed(step: StepGraph, gated_writes: Sequence[tf.Operation]) -> Set[
 
 
 def _require_end(step: StepGraph, gated: Set[tf.Operation]) -> None:
-    """Raises ValueError for a value that is computed from all that its step writes."""
+    """Raises ValueError if the train op is a value of the forward pass, which no gate can delay."""
     if op_of(step.train_op) not in gated:
         writes = step.writing[0]
         raise ValueError(

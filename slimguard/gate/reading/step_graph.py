@@ -11,27 +11,26 @@ _CHECKS = frozenset('CheckNumerics CheckNumericsV2'.split())
 
 
 class GuardedBefore(NamedTuple):
-    """What a guarded train op was made of: the given op, and the ops of it that are gated."""
+    """What a guarded train op was made of: the given op, and the ops that its gate clones."""
 
     original: tf.Operation
     gated: FrozenSet[tf.Operation]
 
 
 class StepGraph:
-    """The ops that a train op needs, read through gates that exist already.
+    """The ops that a train op needs, read through older gates.
+
+    To read through a gate is to take the original in place of a guarded train op.
 
     Attributes:
-      train_op: the train op.
-      graph: its graph.
-      core: the Tensor whose value it returns, without the Identity and CheckNumerics ops around
-        it; None if it is an Operation.
+      core: the Tensor whose value the train op returns, without the Identity and CheckNumerics
+        ops around it; None if the train op is an Operation.
       raises: the messages of those CheckNumerics ops.
       waits: what those CheckNumerics ops wait for.
       order: every op the train op needs, each after what it needs.
       writes: which ops of the graph write, and what.
       writing: the writes in `order`.
-      gated_before: the ops that are gated by the gates it is read through.
-      fed: as given.
+      gated_before: the ops that older gates in this step hold back.
 
     Args:
       guarded: the train ops that are guarded already.
@@ -54,7 +53,7 @@ class StepGraph:
         self._fed = {key(tensor) for tensor in fed}
         self._guarded = guarded
         self._peeled: Dict[tf.Operation, tf.Tensor] = {}
-        self._needs: Dict[tf.Operation, List[tf.Operation]] = {}  # asked for several times
+        self._needs: Dict[tf.Operation, List[tf.Operation]] = {}  # the answers of `needs`
         self.core = self._peel(train_op) if isinstance(train_op, tf.Tensor) else None
         if self.core is None:
             self._peel_group(op_of(train_op))
@@ -69,14 +68,14 @@ class StepGraph:
             )
 
     def resolve(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that `tensor` stands for: without a gate, without its CheckNumerics."""
+        """`tensor`, or the original of a guarded train op, or the input of a CheckNumerics."""
         if tensor.op in self._peeled:
             return self._peeled[tensor.op]
         stand_in = self._stand_in(tensor.op)
         return tensor if stand_in is tensor.op else stand_in.outputs[0]
 
     def needs(self, op: tf.Operation) -> List[tf.Operation]:
-        """The ops that `op` needs, read through gates that are there already."""
+        """The ops that `op` needs, read through older gates."""
         found = self._needs.get(op)
         if found is None:
             given = [self.resolve(t) for t in op.inputs if key(t) not in self._fed]
@@ -85,7 +84,7 @@ class StepGraph:
         return found
 
     def controls(self, op: tf.Operation) -> List[tf.Operation]:
-        """The control inputs of `op`, read through gates that are there already."""
+        """The control inputs of `op`, read through older gates."""
         return [self._stand_in(control) for control in graphs.controls_of(op)]
 
     def and_what_follows(self, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
@@ -103,7 +102,7 @@ class StepGraph:
         return self.resolve(loss)
 
     def _stand_in(self, op: tf.Operation) -> tf.Operation:
-        """The train op that `op` was made of, if it is a guarded one; else `op`."""
+        """The original of `op`, if `op` is a guarded train op; else `op`."""
         before = self._guarded.get(op)
         if before is None:
             return op
@@ -123,7 +122,7 @@ class StepGraph:
         return core
 
     def _peel_group(self, train_op: tf.Operation) -> None:
-        """Peels the train ops that were put into a `tf.group`."""
+        """Takes the Identity and CheckNumerics ops off the train ops in a `tf.group`."""
         seen = set()
         waiting = [train_op]
         while waiting:

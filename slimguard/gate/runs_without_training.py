@@ -1,7 +1,8 @@
 """Runs that write and train nothing, behind a gate of their own.
 
 Examples are a run of slim's update ops alone, and an evaluation whose forward pass updates batch
-norm's moving averages, if a guarded train op puts these back after a bad step. :mod:`slimguard.unedited.own_updates` finds the updates that a script computes itself.
+norm's moving averages, if a guarded train op puts these back after a bad step.
+:mod:`slimguard.unedited.own_updates` finds the updates that a script computes itself.
 """
 
 from typing import Any, Optional, Sequence

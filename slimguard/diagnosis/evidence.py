@@ -128,7 +128,6 @@ class Evidence:
       gate: the gate. Its graph must not be finalized.
       logdir: where bundles go; None to write none.
       max_bundles: how many bundles there may be in `logdir`.
-      max_loss: the limit of the loss; None for what the gate was given.
 
     Attributes:
       capture: the `Capture`.
@@ -139,7 +138,6 @@ class Evidence:
         gate: Gate,
         logdir: Optional[str] = None,
         max_bundles: int = 5,
-        max_loss: Optional[float] = None,
     ):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
@@ -148,7 +146,6 @@ class Evidence:
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
-        self._max_loss = gate.max_loss if max_loss is None else max_loss
         self._kinds = _Kinds(max_bundles)
         self._failures: Counter[str] = collections.Counter()
 
@@ -248,7 +245,7 @@ class Evidence:
             return examination._replace(depth=Depth.FULL)  # no second search: it would fail again
         if self._is_shared:
             diagnosis = diagnosis._replace(kind='')
-        diagnosis = with_limit(diagnosis, bad_step.incident, self._max_loss)
+        diagnosis = with_limit(diagnosis, bad_step.incident)
         reached = Depth.DRAWN if why_not else Depth.FULL
         return examination._replace(diagnosis=diagnosis, depth=reached, why_not='')
 
@@ -284,7 +281,6 @@ def collect(
     gate: Gate,
     logdir: Optional[str] = None,
     max_bundles: int = 5,
-    max_loss: Optional[float] = None,
 ) -> None:
     """Adds the `Evidence` of a gate to `evidence`.
 
@@ -295,7 +291,7 @@ def collect(
     if gate.is_beside:
         return
     try:
-        evidence[gate] = Evidence(gate, logdir, max_bundles, max_loss)
+        evidence[gate] = Evidence(gate, logdir, max_bundles)
     except Exception as error:
         log().warning('nothing will be captured: %s', error)
 

@@ -225,15 +225,17 @@ def _explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
 
 
 _ABOVE = 'the %s is above its limit'
+_MAX_LOSS = ABOVE_MAX_LOSS + r'=[^\s:]+'
 _TIMES = r'(loss|gradient norm)( \S+ is \S+ times the median \S+)'  # in the reason of a spike
 
 
-def with_limit(diagnosis: Diagnosis, incident: Incident, max_loss: Optional[float]) -> Diagnosis:
-    """Adds the limit to the diagnosis: `max_loss`, or the reason's multiple of the median."""
+def with_limit(diagnosis: Diagnosis, incident: Incident) -> Diagnosis:
+    """Adds the limit that the reason names: `max_loss`, or the multiple of the median."""
     trouble = diagnosis.trouble
-    if max_loss is not None and ABOVE_MAX_LOSS in incident.reason and incident.loss is not None:
-        numbers = incident.loss, max_loss
-        trouble = trouble.replace(_ABOVE % 'loss', 'the loss %.4g is above max_loss=%g' % numbers)
+    limit = re.search(_MAX_LOSS, incident.reason)
+    if limit is not None and incident.loss is not None:
+        above = 'the loss %.4g is %s' % (incident.loss, limit.group())
+        trouble = trouble.replace(_ABOVE % 'loss', above)
     for name, excess in re.findall(_TIMES, incident.reason):
         trouble = trouble.replace(_ABOVE % name, 'the ' + name + excess)
     return diagnosis._replace(trouble=trouble)

@@ -119,9 +119,21 @@ class Gate:
         limits = [] if self.limit is None else [self.limit]
         return limits + ([self.norm_limit] if self.measures.gradients else [])
 
-    def explain(self, bad: Sequence[bool], limits: Optional[Mapping[str, str]] = None) -> Verdict:
-        """Puts a fetched `bad` vector into words; `limits` are as for `flags.explain`."""
-        verdict = explain(self.labels_of(bad), limits)
+    def explain(
+        self,
+        bad: Sequence[bool],
+        limits: Optional[Mapping[str, str]] = None,
+        max_loss: Optional[float] = None,
+    ) -> Verdict:
+        """Puts a fetched `bad` vector into words.
+
+        Args:
+          bad: the values of `bad`.
+          limits: as for `flags.explain`.
+          max_loss: the limit of the loss in that run; None for the gate's own, if it has one.
+        """
+        most = self.max_loss if max_loss is None else max_loss
+        verdict = explain(self.labels_of(bad), limits, most)
         where = ''
         if self.is_beside:
             where = "in the chief's update: " if self.takes_from else 'in a run of the summaries: '

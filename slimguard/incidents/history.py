@@ -126,14 +126,14 @@ def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.n
             first = int(places[low])
             last = int(places[-1])
             ends = name, values[first], _when(steps, first), values[last], _when(steps, last)
-            return 'the %s went from %.4g %s to %.4g %s' % ends
+            return 'the %s went from %.4g%s to %.4g%s' % ends
     return ''
 
 
 def _when(steps: np.ndarray, at: int) -> str:
     if math.isnan(steps[at]):
-        return '%d steps before the last' % (len(steps) - 1 - at)
-    return 'at step %d' % steps[at]
+        return ', %d steps before the last' % (len(steps) - 1 - at)
+    return ' at step %d' % steps[at]
 
 
 def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
@@ -150,7 +150,7 @@ def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.nd
         after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
         if after <= _MOST_AFTER:
             later = '%d step%s later' % (after, 's' if after > 1 else '')
-            return 'the learning rate went from %.6g to %.6g %s; the %s followed %s' % (
+            return 'the learning rate went from %.6g to %.6g%s; the %s followed %s' % (
                 rates[at - 1],
                 rates[at],
                 _when(steps, at),

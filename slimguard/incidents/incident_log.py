@@ -184,7 +184,12 @@ class IncidentLog:
         if first != self._number or self._is_raised:
             what, between = what.partition('; ')[0], '; '
         if first != self._number:
-            what += ', see incident %d' % first
+            listed = ', '.join(incident.tensors)
+            if cause is None and len(incident.tensors) > 1 and listed in incident.reason:
+                symptom_in_words = incident.reason.partition('; ')[0]
+                what = symptom_in_words.replace(listed, 'the tensors of incident %d' % first)
+            else:
+                what += ', see incident %d' % first
         done += '' if self._is_raised else why  # the error's message has it
         say('incident %d %s: %s%s%s.', self._number, incident.where, what, between, done)
 

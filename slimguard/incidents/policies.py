@@ -33,6 +33,7 @@ _LAST_STEPS = 1000
 # So many bad batches in a row may be chance, but no more: else over half of all batches would have
 # to be bad.
 _BY_CHANCE = 100
+_IF_BATCHES = ', or %d if the batches are found to be at fault' % _BY_CHANCE
 _TOO_MANY_BATCHES = (
     "these are %d bad batches in a row, of %d allowed where the batch is at fault ('skip:%d' "
     'allows more)'
@@ -214,7 +215,9 @@ class Skip(Policy):
         most = self._most(state, state.cause_in_row)
         if state.are_batches(state.cause_in_row):
             return ' (bad batches in a row: %d, allowed: %d)' % (state.in_a_row, most)
-        return ' (bad steps in a row: %d, allowed: %d)' % (state.in_a_row, most)
+        is_open = not state.cause_in_row and most < _BY_CHANCE
+        told = state.in_a_row, most, _IF_BATCHES if is_open else ''
+        return ' (bad steps in a row: %d, allowed: %d%s)' % told
 
     def _most(self, state: PolicyState, cause: str) -> int:
         """How many steps in a row it skips if they have such a cause."""

@@ -132,13 +132,16 @@ class OpenIncident:
 
 
 def of_gate(
-    gate: gates.Gate, report: gates.Told, limits: Optional[Mapping[str, str]] = None
+    gate: gates.Gate,
+    report: gates.Told,
+    limits: Optional[Mapping[str, str]] = None,
+    max_loss: Optional[float] = None,
 ) -> OpenIncident:
-    """The bad step that a gate reports; `limits` are as for `gates.explain`."""
+    """The bad step that a gate reports; `limits` and `max_loss` are as for `Gate.explain`."""
     step = None if report.step is None else int(report.step)
     loss = None if report.loss is None else float(report.loss)
     strategy = 'check_numerics' if gate.raises else 'hook'
-    verdict = gate.explain(report.bad, limits)
+    verdict = gate.explain(report.bad, limits, max_loss)
     incident = Incident.now(step=step, loss=loss, strategy=strategy, **verdict._asdict())
     return OpenIncident(incident, gate, report.bad)
 
@@ -159,7 +162,8 @@ def of_loss(
     if is_finite and (max_loss is None or value <= max_loss):
         return None
     name = label_of(loss)
-    reason = (gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name
+    what = '%s=%g' % (gates.ABOVE_MAX_LOSS, max_loss) if is_finite else 'not finite'
+    reason = '%s: %s' % (what, name)
     known = dict(step=step(), loss=value, reason=reason, tensors=(name,), strategy='hook')
     return OpenIncident(Incident.now(held=False, **known))
 

@@ -146,7 +146,7 @@ class StepHistory:
         usual = self._usual_norm()
         labels = self.gate.labels_of(report.bad)
         above = self._limits_in_words(labels, row[LOSS], norm, max_loss)
-        opened = of_gate(self.gate, report, above)
+        opened = of_gate(self.gate, report, above, max_loss)
         ratio = norm / usual if norm is not None and usual else None
         opened.note(gradient_norm=norm, gradient_norm_ratio=ratio)
         opened.is_spike = opened.is_finite and bool(above)

@@ -136,7 +136,7 @@ class Training:
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
                 own = self.settings
-                collect(self.evidence, gate, self._bundles_in, own.max_bundles, own.max_loss)
+                collect(self.evidence, gate, self._bundles_in, own.max_bundles)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

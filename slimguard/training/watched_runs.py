@@ -115,11 +115,13 @@ class Run:
                 # Of threads that train in one session, one may take the report of another's step.
                 *reports, last = reports
                 of_this_run = [history.note_bad(last, row, max_loss)]
-            incidents += [of_gate(gate, each) for each in reports] + of_this_run
+            others = [of_gate(gate, each, max_loss=max_loss) for each in reports]
+            incidents += others + of_this_run
         counts = values[len(self.gates) :]
         others = [each.gate for each, count in zip(self._beside, counts) if count]
         for gate in [*others, *self._in_branches]:
-            incidents += [of_gate(gate, each) for each in _reports_in(run_context, gate)]
+            reports = _reports_in(run_context, gate)
+            incidents += [of_gate(gate, each, max_loss=max_loss) for each in reports]
         if self._loss is not None and not incidents:
             step = functools.partial(self._step_now, run_context.session)
             opened = of_loss(self._loss, values[-1], max_loss, step)

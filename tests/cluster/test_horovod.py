@@ -33,7 +33,7 @@ EXPECTED = {
     'nan': [(BATCH, SKIP)],
     'loss': [(LOSS, SKIP)] * 3,
     'average': [('not finite: update of average (on rank 1)', SKIP)],
-    'max_loss': [('above max_loss: loss (add) (on rank 1)', SKIP)] * 2,
+    'max_loss': [('above max_loss=10000: loss (add) (on rank 1)', SKIP)] * 2,
     'spikes': [('above its limit: loss (on rank 1)', SKIP)] * 2,
     'raise': [(LOSS, 'raise')],
     'stop': [(LOSS, 'stop')],

@@ -126,7 +126,7 @@ def test_max_loss():
     guarded = models.Guarded((train_op, loss + extra), max_loss=4.0)
     guarded.assert_written({extra: 2.0})  # 4.0: not above
     guarded.assert_held({extra: 3.0}, 'a loss of 4.5')
-    assert 'above max_loss: loss' in guarded.finding().reason
+    assert 'above max_loss=4: loss' in guarded.finding().reason
     guarded.assert_written({extra: 3.0, guarded.gate.limit: 10.0})
     guarded.assert_written({extra: -1e6})
 

@@ -149,7 +149,7 @@ BAD = {  # by rank and draw: what is fed, and what both say
     (1, 1): ({'batch': NAN_BATCH}, 'not finite: loss sum, gradient of w (on rank 1)'),
     (0, 3): ({'offset': np.nan}, 'not finite: loss sum (on rank 0)'),
     (1, 4): ({'given': np.inf}, 'not finite: update of average (on rank 1)'),
-    (1, 6): ({'offset': 1e3}, 'above max_loss: loss sum (on rank 1)'),
+    (1, 6): ({'offset': 1e3}, 'above max_loss=500: loss sum (on rank 1)'),
 }
 
 

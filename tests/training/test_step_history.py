@@ -161,14 +161,14 @@ class TestWhatIsASpike:
     @pytest.mark.full
     def test_max_loss_is_told_apart(self, tmp_path):
         (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
-        assert incident.reason.startswith('above max_loss: loss ')
+        assert incident.reason.startswith('above max_loss=1e+08: loss ')
         assert 'the loss %.4g is above max_loss=1e+08, and' % incident.loss in incident.diagnosis
 
     @pytest.mark.full
     def test_the_smaller_of_both_limits_holds(self, tmp_path):
         only_norm = slimguard.Spike(loss=None)
         (incident,) = trained(tmp_path, (25,), 300.0, spike=only_norm, max_loss=100.0)
-        assert incident.reason.startswith('above max_loss: loss ')
+        assert incident.reason.startswith('above max_loss=100: loss ')
         only_loss = slimguard.Spike(gradient_norm=None)
         with tf.Graph().as_default():
             (incident,) = trained(tmp_path / 'other', (25,), 300.0, spike=only_loss, max_loss=1e9)
@@ -255,7 +255,7 @@ def test_a_spike_can_be_run_again(tmp_path, capsys):
 def test_a_step_above_max_loss_is_said_to_be_when_it_is_run_again(tmp_path, capsys):
     (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
     assert replay.main(incident.bundle) == 0
-    assert 'The failure came back: above max_loss: loss ' in capsys.readouterr().out
+    assert 'The failure came back: above max_loss=1e+08: loss ' in capsys.readouterr().out
 
 
 @pytest.mark.full

@@ -83,7 +83,7 @@ def test_stop():
             session.run(train_op)
         assert model.batches.drawn == 4
         assert session.run(model.step) == 3
-        with pytest.raises(RuntimeError, match='asked to stop.*should_stop'):
+        with pytest.raises(RuntimeError, match='asked the training to stop.*should_stop'):
             session.run(train_op)
 
 

@@ -15,7 +15,7 @@ ERROR = 'slimguard: this step wrote nothing. Bad: '
 
 
 # What the reason says before the name of a loss that is too large.
-ABOVE_MAX_LOSS = 'above max_loss: '
+ABOVE_MAX_LOSS = 'above max_loss'
 
 # The name of the norm of all gradients together.
 GRADIENT_NORM = 'gradient norm'
@@ -81,15 +81,21 @@ def labels_in(message: str) -> List[Label]:
     return [Label(*item.split(':', 1)) for item in items]
 
 
-def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None) -> Verdict:
+def explain(
+    labels: Sequence[Label],
+    limits: Optional[Mapping[str, str]] = None,
+    max_loss: Optional[float] = None,
+) -> Verdict:
     """Puts the labels of a bad step into a sentence.
 
     Args:
       labels: the labels of all that was bad.
       limits: by kind, `Label.LIMIT` or `Label.NORM`, the caller's own text about a loss or norm
         above its limit, in place of the gate's; '' for no text.
+      max_loss: the limit of the loss, if it is known.
     """
     limits = limits or {}
+    above = ABOVE_MAX_LOSS + ('' if max_loss is None else '=%g' % max_loss)
 
     def named(*kinds: str, most: int = 5) -> str:
         names = dict.fromkeys(label.name for label in labels if label.kind in kinds)
@@ -99,7 +105,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     if named(Label.VALUE, Label.LATE):
         parts.append('not finite: ' + named(Label.VALUE, Label.LATE))
     if named(Label.LIMIT):
-        parts.append(limits.get(Label.LIMIT, ABOVE_MAX_LOSS + named(Label.LIMIT)))
+        parts.append(limits.get(Label.LIMIT, '%s: %s' % (above, named(Label.LIMIT))))
     if named(Label.NORM):
         parts.append(limits.get(Label.NORM, 'too large: ' + named(Label.NORM)))
     parts = [part for part in parts if part]

@@ -42,7 +42,7 @@ class Model:
 
     def _draw(self):
         self.drawn += 1
-        if self.drawn == 1:  # nobody comes when all is over
+        if self.drawn == 1:  # no worker starts when the others have ended
             self._role.meet('first draw')
         if self.drawn in self.awaited:
             self._role.wait_for(self.awaited[self.drawn])
@@ -51,14 +51,14 @@ class Model:
 
 
 class EndsOnceMet(Ends):
-    """Also says when this worker has met what is bad, and at the end what is not finite."""
+    """Also posts when this worker has had its bad draw; notes non-finite variables at the end."""
 
     def __init__(self, role, model):
         Ends.__init__(self, role, model.step)
         self._model, self.not_finite = model, None
 
     def after_run(self, run_context, run_values):
-        # Not at that draw alone: a hook before this one may raise in its step.
+        # At any later draw, too: at the bad one, a hook before this one may raise.
         if self._model.drawn >= AFTER:
             self._role.post('all bad %d' % self._role.task)
         Ends.after_run(self, run_context, run_values)
@@ -68,7 +68,7 @@ class EndsOnceMet(Ends):
 
 
 def train_model(model, role, logdir, on_nan, *hooks):
-    """Trains; returns what the process was told of, and the names of what is not finite."""
+    """Trains; returns the incidents of this process, and the names of non-finite variables."""
     ends = EndsOnceMet(role, model)
     hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
     if not role.is_chief:
@@ -93,9 +93,9 @@ def train(role, logdir, resource, on_nan, peers):
     """Trains; the last `peers` of the workers are asynchronous."""
     workers = len(role.cluster['worker'])
     is_peer = role.task >= workers - peers
-    # Of the synchronous ones each update waits for all but one.
+    # An update waits for all synchronous workers but one.
     replicas = (0, 0) if is_peer else (workers - peers - 1, workers - peers)
-    # With the larger one no step takes the fast path: each of a peer's copies the weights.
+    # The larger rate keeps steps off the fast path, so each step of a peer copies the weights.
     model = Model(role, resource, replicas, learning_rate=1e9 if peers else 1e5)
     return train_model(model, role, logdir, on_nan)
 
@@ -105,7 +105,7 @@ def job_of(logdir, resource, on_nan='skip', peers=0):
 
 
 OVERFLOWS, BEFORE = 'not finite once updated: w', 'already not finite before this step: w'
-# Who computes meanwhile may read a weight that is yet to be put back, and writes nothing.
+# A worker that reads a weight before it is put back has a bad step, and writes nothing.
 READ_EARLY = 'not finite: loss (mul)'
 
 
@@ -120,7 +120,7 @@ def is_of_chief(reason):
     [(False, 'skip', 0), (False, 'skip', 1), (True, 'rollback', 0)],
 )
 def test_what_explodes_in_the_chiefs_update_is_not_written(resource, on_nan, peers, tmp_path):
-    """Two of three replicas make an update; or one of two, beside an asynchronous peer."""
+    """An update needs two of three replicas; or one of two, beside an asynchronous peer."""
     with job_of(tmp_path, resource, on_nan, peers) as job:
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * 3, ended
@@ -139,7 +139,7 @@ def test_what_explodes_in_the_chiefs_update_is_not_written(resource, on_nan, pee
 
 
 class WaitsForTheEnd(tf1.train.SessionRunHook):
-    """Keeps the chief in its first step until the round is over; from then on nothing is bad."""
+    """Keeps the chief in its first step until the rollback; after it no draw is bad."""
 
     def __init__(self, role, model):
         self._role, self._model = role, model
@@ -162,7 +162,7 @@ def train_beside_a_waiting_chief(role, logdir):
     model = Model(role, True, (2, 3), learning_rate=1e5)
     model.bad_draws = () if role.is_chief else range(BAD, 1000)
     model.awaited = {} if role.is_chief else {BAD: 'chief waits'}
-    model.nan_draws = () if role.is_chief else (25,)  # no token of before is left by then
+    model.nan_draws = () if role.is_chief else (25,)  # late enough that all old tokens are used
     return train_model(model, role, logdir, 'rollback', WaitsForTheEnd(role, model))
 
 

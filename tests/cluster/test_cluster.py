@@ -14,7 +14,7 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 STEPS = 24
-# The draws that workers make in step with each other, so that each meets its bad ones.
+# The draws that workers make together, so that each has its bad ones.
 TOGETHER = 8
 
 
@@ -52,9 +52,9 @@ class Model:
 
 
 class Ends(tf1.train.SessionRunHook):
-    """Says that the chief has made the state; the chief ends it once all have met their bad ones.
+    """Posts when the chief has made the state; the chief ends the job after all bad draws.
 
-    A worker which looks before there is a state looks again in 30 s only.
+    A worker that looks for the state too early looks again only after 30 s.
     """
 
     def __init__(self, role, step):
@@ -78,7 +78,7 @@ class Ends(tf1.train.SessionRunHook):
 
 
 def together(role, sync):
-    """Keeps workers in step for some draws; synchronous ones wait for each other's batches."""
+    """Keeps workers together for some draws; synchronous ones do so by themselves."""
 
     def on_draw(draw):
         if draw == 0 or (draw < TOGETHER and not sync):
@@ -90,7 +90,7 @@ def together(role, sync):
 
 
 def start(role):
-    """Starts the server, and lets the chief go first. Returns the master's address."""
+    """Starts the server, and waits until the chief has made the state. Returns the master."""
     master = role.server().target
     if not role.is_chief:
         role.wait_for('state')
@@ -98,7 +98,7 @@ def start(role):
 
 
 def told(hook, ends, model):
-    """What a worker returns."""
+    """The result of a worker."""
     return {
         'incidents': [incident.to_dict() for incident in hook.incidents],
         'drawn': model.drawn,
@@ -149,8 +149,8 @@ def require_good_checkpoints(logdir):
 ONE, CHIEF, ALL = {1: [2, 5, 6]}, {0: [1, 3, 4]}, {0: [1], 1: [1, 2], 2: [3, 4, 5]}
 
 
-# Each two of these meet in one of the jobs: which draws are bad, the loop, whether workers wait for
-# each other, how many servers and workers there are, and the kind of variables.
+# Each pair of values occurs in one of the jobs: the bad draws, the loop, whether workers wait for
+# each other, the numbers of servers and workers, and the kind of variables.
 JOBS = [
     (ONE, train, False, (1, 2), False),
     (ONE, monitored, True, (2, 3), True),
@@ -167,7 +167,7 @@ JOBS = [
 def test_workers_skip_alone_however_the_job_is_built(
     tmp_path, bad, function, sync, counts, resource
 ):
-    """One that waits for others as well: a bad batch stalls nobody and uses up no turn."""
+    """Synchronous workers, too: a bad batch stalls no worker and uses up no token."""
     ps, workers = counts
     bad = {task: draws for task, draws in bad.items() if task < workers}
     kwargs = {'sync': sync, 'resource': resource, 'partitions': 2 if ps == 2 else None}
@@ -189,7 +189,7 @@ def test_workers_skip_alone_however_the_job_is_built(
 
 
 def state_at_each_draw(role, bad, sync, resource):
-    """Reads the servers' state before each batch, through another session, when nothing moves."""
+    """Reads the servers' state before each batch by another session, while all workers wait."""
     states = []
 
     def on_draw(draw):
@@ -205,7 +205,7 @@ def state_at_each_draw(role, bad, sync, resource):
     hook = slimguard.NanLossHook(model.loss, on_nan='skip')
     hooks = [hook, Ends(role, model.step)]
     if sync:
-        # Without tokens ahead, a worker's step ends with the update that its batch was for.
+        # Without spare tokens, a worker's step ends with the update that its batch is part of.
         hooks.append(model.sync.make_session_run_hook(role.is_chief, num_tokens=0))
     with tf1.train.MonitoredTrainingSession(
         start(role),

@@ -13,7 +13,7 @@ from tests.helpers.models import records_in
 tf1 = tf.compat.v1
 
 SPIKE = slimguard.Spike(loss=10.0, gradient_norm=100.0, window=10, warmup=2)
-# The batch that is far out, of each worker: by its number.
+# By worker, the number of its batch that is far out.
 FAR = (13, 11)
 
 
@@ -45,7 +45,7 @@ class Regression:
 
 
 class Losses(tf1.train.SessionRunHook):
-    """What a hook sees of each step of this process."""
+    """Notes the loss of each step of this process."""
 
     def __init__(self, loss):
         self._loss = loss
@@ -88,7 +88,7 @@ def test_a_worker_holds_its_own_spike_and_knows_its_own_steps(tmp_path):
     assert len(records) == 2
     for (incident,), _ in (end.value for end in ended):
         assert records[incident['worker']]['reason'] == incident['reason']
-    # The chief writes bundles: of its own steps.
+    # The chief's bundles have the history of its own steps.
     (incident,), losses = ended[0].value
     history = require_history(incident, losses, FAR[0])
     assert set(map(type, history['learning_rate'])) == {float}

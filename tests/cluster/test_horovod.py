@@ -1,7 +1,7 @@
 """Two real ranks of Horovod over Gloo, where it is installed; all cases in one pair of processes.
 
-What is bad is so on rank 1 alone, with capture on; and it alone, or first, gets the signals.
-tests/gate/test_ranks.py has what holds for ranks of any library, on every TensorFlow.
+Only rank 1 has bad values, with capture on; and it gets the signals alone, or first.
+tests/gate/test_ranks.py tests ranks of any library, on every TensorFlow.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ pytestmark = [
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(ROOT, 'tests', 'programs', 'horovod_ranks.py')
 
-# By case: what is said of each incident, and what is done.
+# By case: the reason of each incident, and the action.
 LOSS, SKIP = 'not finite: loss (add) (on rank 1)', 'skip'
 BATCH = 'not finite: loss (add), gradient of w (on rank 1)'
 EXPECTED = {
@@ -55,12 +55,12 @@ EXPECTED = {
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Where both ranks have left what they saw."""
+    """The folder with the results of both ranks."""
     folder = tmp_path_factory.mktemp('ranks')
     environment = {
         **os.environ,
         'PYTHONPATH': ROOT,
-        # So that ranks that part end, and say so.
+        # Ranks that wait for each other end with a message after this time.
         'HOROVOD_STALL_CHECK_TIME_SECONDS': '60',
         'HOROVOD_STALL_SHUTDOWN_TIME_SECONDS': '120',
     }
@@ -77,7 +77,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def ranks(folder):
-    """By rank, what it saw in each case."""
+    """By rank, its results in each case."""
     return [json.loads((folder / ('rank%d.json' % rank)).read_text()) for rank in range(2)]
 
 
@@ -112,9 +112,9 @@ def test_raise_ends_all_ranks_with_the_same_error_and_the_last_state_is_saved(fo
     'case, step', [('Ctrl-C', 9), ('Ctrl-C in train', 9), ('unedited Ctrl-C', 14), ('SIGTERM', 14)]
 )
 def test_a_signal_that_one_rank_hears_ends_all_after_the_next_step(case, step, folder, ranks):
-    """The first saves that step, however long it takes; a launcher would end it too soon.
+    """Rank 0 saves that step, even if that takes longer than a launcher waits for ranks to end.
 
-    In train it gets a Ctrl-C of its own in the midst of that step.
+    In train, rank 0 gets a Ctrl-C of its own in the midst of that step.
     """
     if case == 'SIGTERM':
         assert [(folder / ('draws%d' % rank)).read_text() for rank in range(2)] == ['14', '14']

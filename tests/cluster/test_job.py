@@ -1,4 +1,4 @@
-"""What happens to one process of a job, the others hear of. Real processes on loopback."""
+"""All processes of a job act on an event in one of them. Real processes on loopback."""
 
 import os
 import threading
@@ -22,17 +22,17 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 WORKERS = 2
-# The draws that all make in step with each other, so that nobody is done before the others begin.
+# The draws that all workers make together, so that none is done before the others begin.
 TOGETHER = 3
 BAD = 8
-# Enough for a process to be killed and started again meanwhile.
+# Enough steps for a process to be killed and started again meanwhile.
 STEPS = 200
 
 
 class Count:
-    """Every step adds one to a variable, and one more for each rollback that came before it began.
+    """Every step adds one to a variable, and one more for each rollback before its beginning.
 
-    So the variable tells whether something that was computed before a rollback is written after it.
+    So the variable shows if a step that began before a rollback is written after it.
     """
 
     def __init__(self, role, options):
@@ -54,7 +54,7 @@ class Count:
     def _draw(self):
         draw = self.drawn
         self.drawn += 1
-        before = self.hook.job.rollbacks  # as long as a step may take, others may roll back
+        before = self.hook.job.rollbacks  # read first: the job may roll back during the step
         together = self.options.get('together', TOGETHER)
         meets = draw == 0 or (draw < together and not self.sync)
         if meets and not self.options.get('lonely'):
@@ -69,9 +69,9 @@ class Count:
 
 
 class Thief(tf1.train.SessionRunHook):
-    """Takes so many tokens that all wait for more.
+    """Takes so many tokens that all workers wait for more.
 
-    Then, as where a server is gone, a thread fails; or that is when the other worker has ended.
+    Then a thread fails, as when a server is gone; or it takes them after the other worker's end.
     """
 
     def __init__(self, model):
@@ -102,11 +102,11 @@ class Thief(tf1.train.SessionRunHook):
         try:
             session.run(self._steal)
         except (tf.errors.OpError, RuntimeError):
-            pass  # the session was closed meanwhile
+            pass  # the session was closed while it waited
 
 
 class Entered(tf1.train.SessionRunHook):
-    """Notes the state in which a process takes up the training, each time."""
+    """Notes the state at each start of a session in this process."""
 
     def __init__(self, model):
         self._model = model
@@ -136,9 +136,9 @@ class EndsOnce(tf1.train.SessionRunHook):
 
 
 def train(role, logdir, options):
-    """The function of all workers. Returns what they saw; a NanLossError leaves as it is."""
+    """The function of all workers. Returns their results; raises a NanLossError as it comes."""
     if not role.is_chief and not options.get('early'):
-        # Who looks before there is a state looks again in half a minute.
+        # A worker that looks for the state too early looks again only after half a minute.
         role.wait_for('state')
     model = Count(role, options)
     rolled_back = []
@@ -258,7 +258,7 @@ def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
 @pytest.mark.full
 @pytest.mark.parametrize(KINDS, kinds('train-async-worker', 'monitored-sync-chief'))
 def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored, sync, who):
-    """And where the rate can be lowered, not in a synchronous job, all go on with it."""
+    """In an asynchronous job, all workers also go on with the lowered learning rate."""
     who = who[1]
     with job_of(
         tmp_path,
@@ -277,7 +277,7 @@ def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored,
     chief = ended[0].value
     asker = '/job:worker/task:%d' % who
     assert ended[who].value['incidents'] == [('rollback', asker)] * 2
-    # The chief went back, once for each, and all went with it.
+    # The chief rolled back once for each incident, and all workers with it.
     assert chief['rolled back'] == [asker] * 2 and ended[1].value['rolled back'] == []
     assert [end.value['rollbacks'] for end in ended] == [2, 2]
     assert [len(end.value['entered']) for end in ended] == [3, 3]
@@ -295,10 +295,7 @@ def test_smaller_updates_of_a_synchronous_job_are_refused_at_once(tmp_path):
 
 
 def require_nothing_stale(logdir, chief, sync, workers, factor=1.0):
-    """Every step of the last round added one and the number of rollbacks before it, no less.
-
-    Or that times `factor`.
-    """
+    """Every step since the last rollback added one plus the number of rollbacks, times `factor`."""
     path = require_good_checkpoint(logdir)
     count, step = chief['entered'][-1]
     counted = tf1.train.load_variable(path, 'count') - count
@@ -309,7 +306,7 @@ def require_nothing_stale(logdir, chief, sync, workers, factor=1.0):
     assert abs(steps - stepped) <= (0 if sync else workers - 1)
 
 
-# The policy, the workers whose batch is bad, the servers and workers there are, the loop, and
+# The policy, the workers with a bad batch, how many servers and workers there are, the loop, and
 # whether workers wait for each other.
 JOBS = [
     ('raise', 'chief', (1, 2), 'train', 'async'),
@@ -336,7 +333,7 @@ def test_every_policy_in_every_job(tmp_path, on_nan, who, counts, loop, mode):
         on_nan=on_nan,
         max_times=10,
         together=BAD + 1,  # a chief that saves is slow: the others would be done before
-        # None would end but by what happened to one of them.
+        # So many steps that the workers end only by the incident of one of them.
         steps={task: 10**6 for task in range(workers)},
         once='entered 2' if on_nan == 'rollback' else None,
     ) as job:
@@ -402,7 +399,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * WORKERS
     if killed != ('worker', 1):
-        # Everybody went back to the newest checkpoint: hooks saw a new session.
+        # All went back to the newest checkpoint: hooks saw a new session.
         times = [len(end.value['entered']) for end in ended]
         assert times == ([1, 2] if killed == ('worker', 0) else [2, 2])
         assert ended[0].value['entered'][-1][1] >= saved
@@ -454,7 +451,7 @@ def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
 
 
 def beside_plain_slim(role, logdir):
-    """The chief trains with plain slim until the other, under slimguard, has ended."""
+    """The chief trains with plain slim until the other worker, under slimguard, has ended."""
     rounds._NO_CHIEF = 0.5
     step = [0]
 

@@ -24,7 +24,7 @@ PROGRAM = os.path.join(ROOT, 'tests', 'programs', 'multi_worker.py')
     'door, on_nan', [('hook', 'rollback'), ('unedited', 'skip'), ('hook', 'raise')]
 )
 def test_a_loss_that_is_bad_on_one_worker_is_written_by_none(tmp_path, door, on_nan):
-    """Neither waits for the other, and both end with the same bits."""
+    """No worker hangs, and both end with the same bits."""
     workers = ['localhost:%d' % port for port in free_ports(2)]
     processes = []
     for rank in range(2):

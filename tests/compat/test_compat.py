@@ -1,4 +1,4 @@
-"""What must hold when slimguard puts tf-slim's names back."""
+"""slimguard puts the names back that tf-slim needs, and changes nothing else."""
 
 import ast
 import functools
@@ -33,12 +33,12 @@ def run_python(code, without=(), run=python):
 
 
 def run_beside_tensorflow(code, **kwargs):
-    """As `run_python`, for code that needs no say in when TensorFlow itself is imported."""
+    """As `run_python`, for code for which TensorFlow may be imported already."""
     return run_python(code, run=functools.partial(forked_python, finds='tensorflow'), **kwargs)
 
 
 def used_names(folder):
-    """The names below TensorFlow that the Python files in a folder write out."""
+    """TensorFlow's dotted names in the Python files of a folder."""
     names = set()
     for path in pathlib.Path(folder).rglob('*.py'):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
@@ -55,7 +55,7 @@ def used_names(folder):
 
 
 def is_there(name):
-    """Whether the name `a.b` can be had by `import a.b` or by `from a import b`."""
+    """Whether `import a.b` or `from a import b` works for the name `a.b`."""
     parent, _, child = name.rpartition('.')
     try:
         getattr(importlib.import_module(parent), child)
@@ -133,12 +133,12 @@ def test_nothing_that_tensorflow_has_is_replaced():
 
 @pytest.mark.parametrize('row', repairs.TABLE, ids=lambda row: row.full_name)
 def test_a_row_of_the_table_names_what_tensorflow_has_there_or_had(row, slim):
-    """Where this TensorFlow still has the name, it must be the very thing that the row gives."""
+    """If this TensorFlow still has the name, it is the same object as in the table."""
     module = repairs.import_or_none(row.module)
     if isinstance(row.home, str):
         assert repairs.public(row.home) is not None
         assert getattr(module, row.name, repairs.public(row.home)) is repairs.public(row.home)
-    elif VERSION >= (2, 13):  # up to 2.12 they are where TensorFlow itself looks
+    elif VERSION >= (2, 13):  # until 2.12, TensorFlow itself has them
         assert repairs.source_of(row)
 
 
@@ -184,7 +184,7 @@ def test_a_tf_slim_that_is_imported_already_is_revived_at_once():
 
 
 def test_batch_norm_trains(slim):
-    """On images, which tf-slim leaves to the layer: rank 2 it computes itself."""
+    """On images, for which tf-slim uses the Keras layer; it computes rank 2 itself."""
     images = np.random.RandomState(0).normal(3.0, 2.0, (8, 4, 4, 2)).astype(np.float32)
     inputs = tf.constant(images)
     net = slim.batch_norm(inputs, is_training=True, decay=0.5, scope='bn')

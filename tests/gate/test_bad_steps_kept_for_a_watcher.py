@@ -1,4 +1,4 @@
-"""What a bad step leaves for its watcher, in a session that is watched."""
+"""In a watched session, the gate keeps bad steps until their watcher takes them."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ class Watched:
         self.session.run(tf1.global_variables_initializer())
 
     def step(self):
-        """Runs a step; returns how many bad ones nobody was told of."""
+        """Runs a step; returns how many bad steps the gate keeps."""
         return int(self.session.run(self.fetches)[1])
 
 
@@ -74,7 +74,7 @@ def test_a_check_that_raises_does_not_where_it_is_watched():
 @pytest.mark.full
 @pytest.mark.parametrize('taken', [True, False])
 def test_a_source_in_a_branch_does_not_keep_the_count_back(taken):
-    """What is drawn in a branch that is not taken is not there to be kept."""
+    """The count waits until the drawn values are kept. A branch that is not taken has none."""
     step = tf1.train.get_or_create_global_step()
     weight = tf1.get_variable('w', initializer=1.0)
     x = tf1.placeholder_with_default(1.0, [], name='x')

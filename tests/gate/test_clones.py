@@ -91,7 +91,7 @@ def test_train_makes_one_incident_of_it_and_finds_the_clone(tmp_path):
 
         def draw():
             draws.append(0)
-            return np.float32(-1 if len(draws) == 3 else 0)  # its log is infinite
+            return np.float32(-1 if len(draws) == 3 else 0)  # the log is -Inf
 
         hurt = tf1.py_func(draw, [], tf.float32, stateful=True)
         hurt.set_shape([])

@@ -1,11 +1,11 @@
-"""XLA may compile the model, with fast math even: what it makes of a NaN decides nothing."""
+"""XLA may compile the model, even with fast math: the gate still finds each NaN."""
 
 import pytest
 
 from tests.helpers.children import ROOT, forked_python
 
 CLUSTERING = '--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'
-# On TensorFlow 1.15 that is how the CPU compiles; later ones have to be asked.
+# TensorFlow 1.15 compiles so by default; newer ones need the flags.
 FAST = '--xla_cpu_enable_fast_math=true --xla_cpu_fast_math_honor_nans=false '
 FAST += '--xla_cpu_fast_math_honor_infs=false'
 WORLDS = {

@@ -1,4 +1,4 @@
-"""The copies that an update is undone from: it is not begun if one of them is not finite."""
+"""The copies from which an update is undone: if one is not finite, the update does not begin."""
 
 import math
 
@@ -13,17 +13,17 @@ tf1 = tf.compat.v1
 worlds = pytest.mark.parametrize(
     'is_trial, use_resource', [(False, False), (True, True)], ids=['slow path, ref', 'trial']
 )
-# In the thread of the caller, which is one of two of TensorFlow's while a step waits for it: beside
-# it, TensorFlow 2.21 was once seen to forget the other thread, and to wait for ever.
+# Runs in the caller's thread. The step waits in one of TensorFlow's two threads, and TensorFlow
+# 2.21 was once seen not to use the other one, but to wait for ever.
 HERE = tf1.RunOptions(inter_op_thread_pool=-1)
 LARGE = 1e30  # a gradient that takes no fast path
 
 
 class Peer:
-    """What trains the same weight meanwhile: it overflows, and puts the weight back.
+    """Another worker that trains the same weight: its update overflows, and it undoes that.
 
     Attributes:
-      overflows: whether it does so in the next step of the others.
+      overflows: whether it does so during the next step of the training.
     """
 
     def __init__(self, use_resource):
@@ -36,7 +36,7 @@ class Peer:
         self.session = None
 
     def write(self, gradient):
-        """Before the others copy."""
+        """Overflows, before the training copies the weight."""
         if self.overflows:
             self.overflows, self._is_to_put_back = False, True
             self._before = self.session.run(self.w, options=HERE)
@@ -44,7 +44,7 @@ class Peer:
         return gradient
 
     def put_back(self):
-        """After the others have copied."""
+        """Puts the weight back, after the training has copied it."""
         if self._is_to_put_back:
             self._is_to_put_back = False
             self._run(self._before)
@@ -77,7 +77,7 @@ def trained_beside(peer, is_trial):
 
 @worlds
 def test_what_another_puts_back_meanwhile_is_not_lost(is_trial, use_resource):
-    """It would be copied as an Inf, and written back as that, as the update overflows."""
+    """The copy of the weight is an Inf. The update overflows, and must not write the copy back."""
     peer = Peer(use_resource)
     train_op, extra = trained_beside(peer, is_trial)
     guarded = models.Guarded(train_op, tf1.Session())
@@ -96,7 +96,7 @@ def test_what_another_puts_back_meanwhile_is_not_lost(is_trial, use_resource):
 
 @worlds
 def test_a_slot_that_is_lost_is_told_as_lost(is_trial, use_resource):
-    """Everything that the update is made of is finite, and the slot is not."""
+    """The slot is not finite, but all other inputs of the update are."""
     damage = models.Damage()
     kind = 'CenteredRMSProp' if is_trial else 'Momentum'
     model = models.two_weights(damage, models.OPTIMIZERS[kind], use_resource=use_resource)
@@ -115,7 +115,7 @@ def test_a_slot_that_is_lost_is_told_as_lost(is_trial, use_resource):
 
 @worlds
 def test_what_begins_as_an_inf_does_not_keep_a_step_from_being_written(is_trial, use_resource):
-    """As the smallest loss so far does."""
+    """Such as the smallest loss so far."""
     damage = models.Damage()
     kind = 'CenteredRMSProp' if is_trial else 'GradientDescent'
     train_op, loss = models.two_weights(damage, models.OPTIMIZERS[kind], use_resource=use_resource)

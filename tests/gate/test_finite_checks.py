@@ -1,4 +1,4 @@
-"""Many values are checked, copied and put back: each counts by itself."""
+"""Many values are checked, copied and put back together, and each bad one is named."""
 
 import math
 
@@ -28,7 +28,7 @@ def weights(use_resource, dtype=tf.float32, start=1.0, shape=(2, 3), number=NUMB
 
 
 def hurt_gradients(variables, optimizer):
-    """A train op, and a vector to feed: what is added to an element of each gradient."""
+    """A train op, and a vector to feed, which has a number to add to each gradient."""
     dtype = variables[0].dtype.base_dtype
     extra = tf1.placeholder_with_default(tf.zeros([len(variables)], dtype), [len(variables)])
     corner = tf.one_hot(4, 6, dtype=dtype)
@@ -55,7 +55,7 @@ def test_each_of_many_gradients_is_named(dtype, use_resource):
         assert guarded.finding().tensors == ('gradient of w%d' % i,)
     guarded.assert_held({extra: [math.inf, 0, 0, math.nan]}, 'two gradients')
     assert guarded.finding().tensors == ('gradient of w0', 'gradient of w3')
-    # Their sums of squares overflow, and so would a sum of all.
+    # Finite gradients whose sums, and sums of squares, overflow are no incident.
     guarded.assert_written({extra: np.full(NUMBER, dtype.max / 2)})
 
 
@@ -65,7 +65,7 @@ def test_many_updates_are_undone_and_those_that_overflowed_are_named(shape, use_
     sizes = tf1.placeholder_with_default(tf.ones([NUMBER]), [NUMBER])
     updates = [tf1.assign_add(w, tf.fill(shape, sizes[i])) for i, w in enumerate(variables)]
     guarded = models.Guarded(tf.group(*updates))
-    for i in range(60):  # what is read too early is read in time now and then
+    for i in range(60):  # often, since a read that comes too early does not fail each time
         large = np.zeros(NUMBER)
         large[i % NUMBER] = 3e38
         guarded.assert_held({sizes: large}, 'a sum beyond float32')
@@ -114,6 +114,6 @@ def test_short_vectors_of_one_length_are_summed_up_together(dtype, sums, use_res
         hurt[i] = [math.nan, math.inf, -math.inf][i % 3]
         guarded.assert_held({extra: hurt}, name)
         assert guarded.finding().tensors == (name,)
-    # Not on the fast path, and yet no incident.
+    # Too large for the fast path, but no incident.
     guarded.assert_written({extra: np.full(len(SHAPES), dtype.max / 2)})
     guarded.assert_written()

@@ -1,4 +1,4 @@
-"""`guard`: what it takes, what it refuses, what it tells, and what it leaves alone."""
+"""`guard`: the train ops it takes and refuses, its messages, and its changes to the graph."""
 
 import math
 import threading
@@ -38,7 +38,7 @@ def slim_train_op(damage, check_numerics=False):
     return slim.learning.create_train_op(loss, optimizer, check_numerics=check_numerics)
 
 
-# What it refuses.
+# Arguments that it refuses.
 
 
 def test_train_op_has_to_be_a_train_op():
@@ -148,7 +148,7 @@ def test_a_train_op_whose_loss_is_not_checked_is_told_once(graph):
     assert line.startswith("the loss of train op 'without' is not known, so it is neither checked")
 
 
-# What it leaves alone.
+# Ops and variables that it does not change.
 
 
 def test_a_control_input_of_a_forward_write_is_all_that_changes_in_the_graph(graph):
@@ -167,7 +167,7 @@ def test_a_control_input_of_a_forward_write_is_all_that_changes_in_the_graph(gra
     assert all(name.startswith('slimguard/') for name in after if name not in before)
 
 
-# What it tells.
+# Its findings and messages.
 
 
 NAMES = {'loss': 'loss (add)', 'gradient': 'gradient of w', 'average': 'update of average'}
@@ -251,7 +251,7 @@ def test_with_check_numerics_a_bad_step_raises_where_nobody_watches():
 
 
 def test_each_batch_is_drawn_once():
-    """Out of a dataset, a queue and Python: they count up, every seventh is NaN, each is seen."""
+    """A dataset, a queue and Python count up; every seventh batch is NaN, and none is left out."""
     drawn = []
 
     def draw():

@@ -27,7 +27,7 @@ def training(build):
 
 
 class Parts(NamedTuple):
-    """What every training here is made of.
+    """The parts of every training here.
 
     Attributes:
       loss: the loss of a micro-batch.
@@ -54,7 +54,7 @@ def parts_of(loss, dtype=tf.int32, local=False, trainable=False) -> Parts:
     optimizer = tf1.train.AdamOptimizer(0.1)
     pairs = optimizer.compute_gradients(loss)
     weights = [v for _, v in pairs]
-    optimizer._create_slots(weights)  # outside of the branch, where they can be initialized
+    optimizer._create_slots(weights)  # variables made in a branch could not be initialized
     sums = [
         tf1.get_variable('sum_' + v.op.name, v.shape, initializer=ZERO, trainable=trainable)
         for v in weights
@@ -103,7 +103,7 @@ def in_branch(pred, update: Callable):
 
 
 def every_third(parts: Parts, update: Callable = None) -> tf.Operation:
-    """The usual train op: all is added up, and then a branch applies it."""
+    """The usual train op: it adds the gradients up, and a branch applies every third sum."""
     count = tf1.assign_add(parts.counter, tf.ones([], parts.counter.dtype.base_dtype))
     with tf.control_dependencies(accumulate(parts) + [count]):
         return in_branch(is_due(tf.identity(count)), update or (lambda: apply_and_zero(parts)))
@@ -117,7 +117,7 @@ def usual(batch):
 
 @training
 def trainable_sums_and_a_local_float_counter(batch):
-    """The sums are trainable where nobody says ``trainable=False``."""
+    """The script's accumulators are trainable, since it did not say ``trainable=False``."""
     parts = parts_of(loss_of(batch), tf.float32, local=True, trainable=True)
     step = tf1.train.get_or_create_global_step()
     return every_third(parts, lambda: apply_and_zero(parts, global_step=step)), parts.loss
@@ -144,7 +144,7 @@ def means_by_the_counter_read_in_the_branch(batch):
 
 @training
 def zeroed_ahead_of_the_next(batch):
-    """The first micro-batch of three takes the place of the sums, the others are added."""
+    """The first micro-batch of three overwrites the sums, the others are added."""
     parts = parts_of(loss_of(batch))
     number = tf.math.floormod(parts.counter.read_value(), EVERY)
     keep = tf.cast(tf.not_equal(number, 0), tf.float32)
@@ -236,13 +236,13 @@ def batch_norm_in_the_forward_pass(batch):
 
 
 def micro_batches() -> List[float]:
-    """Good ones for two updates, and bad ones at each place among those."""
+    """Good micro-batches for two updates, and a bad one at each kind of place among them."""
     good = [0.5 + 0.125 * i for i in range(2 * EVERY)]
     return [BAD[0], *good[:1], BAD[1], *good[1:4], BAD[0], *good[4:5], BAD[1], *good[5:]]
 
 
 def good_micro_batches() -> List[Dict[str, float]]:
-    """The good ones of those, as feeds."""
+    """The feeds of the good micro-batches."""
     return [{'micro_batch:0': value} for value in filter(np.isfinite, micro_batches())]
 
 
@@ -259,7 +259,7 @@ def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str,
     return found
 
 
-# Each training with one kind or two, and with a loss that the guard is told or is not.
+# Each training with one or two kinds of variables, and with or without a loss given to the guard.
 @pytest.mark.full
 @pytest.mark.parametrize(
     'name, kind, give_loss',
@@ -282,7 +282,7 @@ def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str,
     indirect=['kind'],
 )
 def test_bad_micro_batch_changes_nothing(name, kind, give_loss):
-    """With the guard there are bad micro-batches as well, and the bits are those without both."""
+    """The bits equal those of an unguarded training on the good micro-batches alone."""
     batch = tf1.placeholder(tf.float32, [], 'micro_batch')
     train_op, loss = TRAININGS[name](batch)
     plain = models.Unguarded(train_op).bits(good_micro_batches())
@@ -407,7 +407,7 @@ def test_one_counter_for_both_stays_advanced(give_loss, kind):
     assert guarded.sess.run(counter) == len(PICKED)
 
 
-# A counter that says how much is written is none, and a bad step leaves it as it was.
+# A counter that scales the update is no such input: a bad step leaves it as it was.
 
 
 def by_its_rate(w, loss, steps):
@@ -454,7 +454,7 @@ def test_a_counter_of_steps_that_a_schedule_follows_is_put_back(follow, kind):
 
 @pytest.mark.parametrize('kind', ['resource'], indirect=True)
 def test_a_good_step_copies_the_counter_and_no_more(kind):
-    """Of what the gate puts back, the counter is the only thing that is no accumulator."""
+    """The gate puts back the counter and the accumulators, and no other variable."""
     train_op, loss = usual(tf1.placeholder(tf.float32, []))
     guarded = gate.gate_of(gate.guard(train_op, loss))
     assert {variable.name for variable in guarded.transient} == {'n', 'sum_w', 'sum_b'}

@@ -1,4 +1,4 @@
-"""The gate around train ops of every build: a bad step leaves every bit, a good one all it wrote.
+"""The gate around train ops of every build: a bad step changes no bit, a good one writes all.
 
 Each function below builds one training and names the places where it can be hurt.
 """
@@ -45,7 +45,7 @@ def sgd(loss, **kwargs):
     return tf1.train.GradientDescentOptimizer(0.1).minimize(loss, **kwargs)
 
 
-# Train ops as slim, and as people, make them.
+# Train ops as slim and users' scripts make them.
 
 
 @model
@@ -96,7 +96,7 @@ def hand_made_adam_weight_decay(damage):
 
 @model
 def scattered_by_hand(damage):
-    """A product can overflow although what is multiplied is finite."""
+    """A product of finite numbers can overflow."""
     table = weight('table', ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0)), use_resource=False)
     other = weight('other', (1.0, 2.0, 3.0), use_resource=False)
     rows = damage.gradient(tf.gather(table, [0, 2]))
@@ -127,7 +127,7 @@ def partitioned(damage):
 
 @model
 def other_state(damage):
-    """Variables that are no floats, and local ones."""
+    """Integer variables, and local ones."""
     flag = tf1.get_variable('flag', initializer=False, trainable=False)
     text = tf1.get_variable('text', initializer='a', trainable=False, use_resource=False)
     count = tf1.get_variable(
@@ -143,12 +143,12 @@ def other_state(damage):
 
 
 def only_finite(x):
-    """What a ReLU or a max-pooling kernel may do: it drops the NaN."""
+    """Drops the NaN, as a ReLU or a max-pooling kernel may do."""
     return tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
 
 
 def with_average(damage, x):
-    """`x`, and a moving average of it that can be hurt alone."""
+    """`x`, and a moving average of it that has a place for damage of its own."""
     average = tf1.get_variable('average', [3], trainable=False, initializer=ONE)
     mean = tf.reduce_mean(x, [0, 1, 2]) + damage('average')
     return moving_averages.assign_moving_average(average, mean, 0.9, zero_debias=False)
@@ -259,7 +259,7 @@ def update_in_a_branch_of_a_branch(damage):
     loss = simple_loss(damage, w)
     optimizer = tf1.train.AdamOptimizer(0.1)
     pairs = optimizer.compute_gradients(loss, [w])
-    optimizer._create_slots([w])  # outside of the branch, where variables can be initialized
+    optimizer._create_slots([w])  # variables made in a branch could not be initialized
     yes = tf1.placeholder_with_default(True, [])
 
     def update():
@@ -299,7 +299,7 @@ def training_in_function(damage):
 
 @in_control_flow
 def forward_while_loop_then_average(damage):
-    """As a recurrent net has it: the loop computes, the moving average is written after it."""
+    """As in a recurrent net: a loop computes, and the moving average is written after it."""
     w = weight()
 
     def body(i, state):
@@ -370,7 +370,7 @@ def test_finite_steps_give_the_same_bits_and_bad_ones_change_nothing(build):
 @pytest.mark.full
 @pytest.mark.parametrize('build', IN_CONTROL_FLOW.values(), ids=IN_CONTROL_FLOW.keys())
 def test_the_same_in_branches_and_loops(build, control_flow):
-    # The branches and loops of v2 are functions, and take no reference.
+    # The branches and loops of v2 are functions, which take no ref variable.
     tf1.get_variable_scope().set_use_resource(control_flow == 'v2')
     models.check_bits_and_damage(build, steps=5)
 
@@ -386,7 +386,7 @@ def test_a_train_op_that_only_counts_is_guarded_like_any_other():
 
 
 def test_two_graphs_may_mean_other_functions_by_one_name():
-    """The call of a `Defun` is an op of a type that is named as the function is."""
+    """The type of the op that calls a `Defun` is the function's name."""
     for count in (1, 2):
         with tf.Graph().as_default():
 
@@ -415,7 +415,7 @@ def loop_of_three(body):
 @kinds
 @loops_as_ops
 def test_a_loop_never_writes_more_than_is_seen(use_resource, control_flow):
-    """Often, as what is read too early is read in time now and then."""
+    """Many steps, since a read that comes too early does not fail each time."""
     hurt = tf1.placeholder_with_default(0.0, [])
     w = weight(use_resource=use_resource)
 
@@ -432,7 +432,7 @@ def test_a_loop_never_writes_more_than_is_seen(use_resource, control_flow):
 @kinds
 @loops_as_ops
 def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, control_flow):
-    """Neither the loss nor a gradient is computed from what leaves the loop."""
+    """Neither the loss nor a gradient is computed from a result of the loop."""
     hurt = tf1.placeholder_with_default(0.0, [])
     w = weight(use_resource=use_resource)
     average = weight('average', trainable=False, use_resource=use_resource)
@@ -454,9 +454,9 @@ def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, 
 
 
 def test_a_loss_that_waits_for_a_write_is_checked_after_it():
-    """The second of two trainings writes a NaN, which is undone, and its loss is one.
+    """The loss of the second of two trainings is NaN, and its update is undone.
 
-    Nor are its weights said to have been bad before.
+    The reason does not say that its weights were bad before.
     """
     noise = tf1.placeholder(tf.float32, [3])
     first, second = weight('first'), weight('second')

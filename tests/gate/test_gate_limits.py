@@ -81,7 +81,7 @@ def test_an_explosion_never_leaves_a_variable_that_is_not_finite(optimizer, max_
 
 @pytest.mark.parametrize('optimizer', ['CenteredRMSProp', 'epsilon of zero'])
 def test_a_kernel_that_makes_a_nan_of_small_numbers(optimizer):
-    """Rounding makes the centered variance negative; and zero by zero is NaN."""
+    """Rounding makes the centered variance negative; or the kernel divides zero by zero."""
     w = tf1.get_variable('w', initializer=tf.constant([1.0, 1.0]))
     gradient = tf.constant([1000.1, 0.0])
     if optimizer == 'CenteredRMSProp':

@@ -1,4 +1,4 @@
-"""The gate under every optimizer of `tf.compat.v1.train`: a bad step leaves every bit."""
+"""The gate under every optimizer of `tf.compat.v1.train`: a bad step changes no bit."""
 
 import functools
 
@@ -11,7 +11,7 @@ tf1 = tf.compat.v1
 
 USUAL = ['GradientDescent', 'Momentum', 'Adam', 'RMSProp', 'Adagrad']
 RARER = [name for name in models.OPTIMIZERS if name not in USUAL]
-# By turns of reference variables, and by handle.
+# The usual optimizers with ref and with resource variables, the rarer ones with these in turn.
 CASES = [(name, by_handle) for by_handle in (False, True) for name in USUAL]
 CASES += [
     pytest.param(name, number % 2 == 0, marks=pytest.mark.full) for number, name in enumerate(RARER)

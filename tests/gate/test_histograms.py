@@ -1,4 +1,4 @@
-"""Histogram summaries of a bad batch: TensorFlow's raise, and would end the training."""
+"""Histogram summaries of a bad batch, at which TensorFlow's own op raises and ends a training."""
 
 import threading
 

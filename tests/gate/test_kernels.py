@@ -43,7 +43,7 @@ def weights(optimizer, is_sparse, use_resource):
     return optimizer.minimize(loss, train.get_or_create_global_step()), loss
 
 
-# Dense and sparse, by reference and by handle, in turn.
+# Dense and sparse gradients, ref and resource variables, in turn.
 @pytest.mark.parametrize(
     'name, is_sparse, use_resource',
     [(name, number % 4 in (1, 2), number % 2 == 0) for number, name in enumerate(ODD)],
@@ -59,11 +59,11 @@ def test_no_step_writes_what_it_makes(name, is_sparse, use_resource):
         try:
             guarded.step()
         except tf.errors.InvalidArgumentError:
-            pass  # TensorFlow 1.15 refuses some of them as it runs them
+            pass  # TensorFlow 1.15 raises for some of them when it runs them
         assert not guarded.snapshot.not_finite(guarded.sess)
 
 
-# Of each, a value with which all is well, and one that makes a NaN sooner or later.
+# By argument: the optimizer, its other arguments, a good value, and one that soon makes a NaN.
 FED = {
     'learning_rate': (train.FtrlOptimizer, {}, 0.1, 0.0),
     'beta2': (train.AdamOptimizer, {'learning_rate': 0.1}, 0.9, 1.5),
@@ -89,7 +89,7 @@ def test_an_argument_that_is_fed_is_compared_in_each_step(name, use_resource):
         guarded.assert_held({argument: bad}, '%s of %s' % (name, bad))
         assert 'w' in str(guarded.finding())
     except tf.errors.InvalidArgumentError:
-        assert name == 'learning_rate' and tf.__version__.startswith('1.')  # it asks itself
+        assert name == 'learning_rate' and tf.__version__.startswith('1.')  # it checks the rate
     assert not guarded.snapshot.not_finite(guarded.sess)
 
 

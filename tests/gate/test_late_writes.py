@@ -1,4 +1,4 @@
-"""What is written of variables that the step has just updated, with gradients that are small."""
+"""Writes of values computed from variables that the step has just updated, with small gradients."""
 
 import pytest
 import tensorflow as tf
@@ -13,11 +13,11 @@ kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'reso
 
 
 class AfterTheUpdate:
-    """A weight that is trained, and variables that are written once that is done.
+    """A weight that is trained, and variables that are written after its update.
 
     Attributes:
       factor: a scalar that is fed.
-      ahead, smaller, smaller_rows, rows, squares: values that are there before the update.
+      ahead, smaller, smaller_rows, rows, squares: values computed before the update.
     """
 
     def __init__(self, use_resource):
@@ -41,7 +41,7 @@ class AfterTheUpdate:
         self.update = train.GradientDescentOptimizer(0.1).minimize(self.loss, self.step)
 
     def then(self, write):
-        """A train op that writes what `write` makes of the variables after the update."""
+        """A train op with the writes that `write` makes, which run after the update."""
         with tf.control_dependencies([self.update]):
             return tf.group(write(self)), self.loss
 
@@ -87,7 +87,7 @@ def adam(
     root='n',
     epsilon=1e-8,
 ):
-    """Moves the weight as Adam does its rows, by `m` and the root of what is squared."""
+    """Moves the weight as Adam moves rows: by `m` over the square root of the variable `root`."""
 
     def write(model):
         def move():
@@ -100,7 +100,7 @@ def adam(
 
 
 def adam_of_rows(read):
-    """The same of some rows of `m`, once rows of it were made."""
+    """The same for the rows of `m` that `read` selects, after a write to some rows of `m`."""
 
     def write(model):
         rows = read(model)
@@ -136,7 +136,8 @@ STAY_FINITE = {
     'Adam of rows': adam_of_rows(lambda model: model.rows),
 }
 
-# Some of them never grow. What is not known makes a trial, and costs a copy.
+# The gate cannot know that these writes stay finite, though some do. Each makes the step a trial,
+# which costs a copy.
 UNKNOWN = {
     'times ten': lambda model: tf1.assign(model.m, now(model.m) * 10.0),
     'ten times more': lambda model: tf1.assign_add(model.m, now(model.m) * 9.0),
@@ -246,7 +247,7 @@ def test_what_would_be_inf_is_not_written(name, use_resource):
 @kinds
 @pytest.mark.parametrize('value', [3.4e38, float('inf')])
 def test_an_average_of_what_others_write(value, use_resource):
-    """The difference of two finite numbers overflows, and an average of an Inf is none."""
+    """The difference of two finite numbers may overflow; or the other writer may write an Inf."""
 
     def write(model):
         return tf1.assign_sub(model.n, 0.5 * (now(model.n) - now(model.m)))
@@ -266,7 +267,7 @@ def test_an_average_of_what_others_write(value, use_resource):
 
 @kinds
 def test_an_average_in_16_bits(use_resource):
-    """The difference of two weights soon overflows there, however small the gradients are."""
+    """In float16 the difference of two weights soon overflows, even with small gradients."""
     with tf1.variable_scope('', use_resource=use_resource):
         w = tf1.get_variable('w', initializer=tf.constant([60000.0, 1.0], tf.float16))
         m = tf1.get_variable('m', initializer=tf.zeros([2], tf.float16), trainable=False)
@@ -282,7 +283,7 @@ def test_an_average_in_16_bits(use_resource):
 
 
 def halves(write):
-    """A train op that writes what `write` makes of weights in float16, and a copy of others."""
+    """A train op with writes that `write` makes of float16 variables and a wider one."""
     make = tf1.get_variable
     w = make('w', initializer=tf.constant([200.0, 1.0], tf.float16))
     m = make('m', initializer=tf.constant([65000.0, 1.0], tf.float16), trainable=False)
@@ -365,7 +366,7 @@ def test_a_factor_that_is_fed_may_make_it_grow(use_resource):
 @kinds
 def test_a_factor_in_a_variable_may_as_well(use_resource):
     model = AfterTheUpdate(use_resource)
-    rate = model.scale * 1.0  # ahead of the update
+    rate = model.scale * 1.0  # computed before the update
     train_op = model.then(lambda m: tf1.assign(m.m, now(m.m) * rate))
     guarded = models.Guarded(train_op)
     guarded.sess.run(tf1.assign(model.scale, 1e12))

@@ -1,6 +1,6 @@
 """Graphs pinned to GPUs, without soft placement: what TensorFlow can start, it can start guarded.
 
-There is no GPU here: each op of ours is held against what TensorFlow registers for GPUs.
+There is no GPU here: each op of slimguard is compared with the kernels that TensorFlow registers.
 """
 
 import collections
@@ -20,7 +20,7 @@ from tests.helpers.zoo import ZOO, batches, nothing
 tf1 = tf.compat.v1
 slim = compat.import_slim()
 
-# Never on an accelerator, whatever kernels there are.
+# Ops that must not be on an accelerator, even if it has kernels for them.
 HOSTS = ('Print', 'Stage', 'Unstage', 'Assert', 'PyFunc', 'Queue', 'Save')
 VARIABLES = frozenset(['Variable', 'VariableV2', 'VarHandleOp'])
 WORKER = '/job:worker/replica:0/task:1'
@@ -46,7 +46,7 @@ ONE_GPU, CLUSTER = (pinned, ''), (on_a_cluster, WORKER)
 
 
 def guard(train_op, loss, **kwargs):
-    """Guards and captures, as all loops do it."""
+    """Guards and captures as all loops do; returns slimguard's ops."""
     graph = tf1.get_default_graph()
     before = set(graph.get_operations())
     guarded = gate.gate_of(gate.guard(train_op, loss, **kwargs))
@@ -59,7 +59,7 @@ def touches_strings(op):
 
 
 def check_places(ours, task=''):
-    """Each of our ops can run where it is pinned; what is for a host is on the CPU of a task."""
+    """Each of slimguard's ops can run where it is pinned; ops for hosts are on a task's CPU."""
     places = Places(tf1.get_default_graph())
     seen = collections.Counter()
     for op in ours:
@@ -210,7 +210,7 @@ def many_weights(number):
 
 @pytest.mark.full
 def test_one_number_and_the_loss_tell_that_a_step_is_good():
-    """However many variables there are: no more has to cross from the GPU."""
+    """No more values cross from the GPU, however many variables there are."""
 
     def crossings(number):
         with tf.Graph().as_default():

@@ -1,6 +1,6 @@
 """On a cluster: the decision is the worker's, the state stays on the parameter servers.
 
-What crosses the network for it is counted, in messages and in bytes.
+The tests count the messages and bytes that this adds on the network.
 """
 
 import numpy as np
@@ -15,13 +15,13 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 PS = 2
-# What a gate sends each parameter server and gets back, nearly all of it dead on the fast path: the
-# decision; signals to copy, check, and put back, in three turns, and that this is done; what was
-# found in the copies and after the update.
+# The messages between a gate and each parameter server, nearly all of them dead on the fast path:
+# the decision; in three turns the signals to copy, check and put back, and their answers; the
+# findings in the copies and after the update.
 PER_PS = 13
 # The same for the gradient of an embedding, which is summed up on its parameter server: whether it
-# is small, a token to check it by, in two dtypes, what was found, and whether Adam's rate for
-# its rows is small enough.
+# is small; a token for its check, in two dtypes, and the finding; whether Adam's rate for its rows
+# is small enough.
 PER_PS_OF_EMBEDDING = 5
 # The powers and rates of Adam that are made on the parameter servers.
 NUMBERS = 4
@@ -121,7 +121,7 @@ def size(sent):
 def test_in_a_good_step_few_numbers_cross_the_network_for_the_gate(training):
     values, sent = training.messages()
     assert values[2]
-    # Whether gradients summed up there are small, and Adam's rate for rows of an embedding.
+    # Two bools for an embedding: are its gradient and Adam's rate for its rows small?
     fast_path = 2 * PS if training.has_embedding else 0
     assert size(sent) <= size(training.unguarded) + fast_path + 4 * NUMBERS
     more = PER_PS * PS + ANNOUNCED
@@ -198,7 +198,7 @@ def test_sync_replicas_gets_no_bad_gradient_and_the_same_few_messages(cluster):
         with tf1.train.MonitoredTrainingSession(
             cluster.master(), hooks=[hook], stop_grace_period_secs=1
         ) as monitored:
-            session = monitored._tf_sess()  # of a hook's run there is no trace to be had
+            session = monitored._tf_sess()  # a run with hooks gives no trace
             session.run(fetches)
             _, sent = messages(session, fetches)
             _, unguarded = messages(session, [plain, step, loss])

@@ -1,7 +1,7 @@
 """Ranks that train together find a step bad together: two threads of this process, as two ranks.
 
-What adds up their values here is a `py_func` in which both meet; the collective that tells the gate
-of them is one of TensorFlow's, of one member. tests/cluster/test_horovod.py has real ranks.
+A `py_func` in which both wait for each other adds up their values. The gate finds the ranks by a
+collective of TensorFlow's with one member. tests/cluster/test_horovod.py has real ranks.
 """
 
 import functools
@@ -24,12 +24,12 @@ X = np.array([[1, 2], [3, 4]], np.float32)
 
 
 class Meeting:
-    """Where two threads add up what they have.
+    """Adds up the values of two threads, as a library does for two ranks.
 
     Attributes:
-      messages: the names of all that was added up, in order.
-      told: of what the ranks told each other apart from that, the subjects.
-      signals: by rank, what it has heard.
+      messages: the names of the sums, in order.
+      told: the subjects of the texts that the ranks exchanged.
+      signals: by rank, its `SharedSignals`.
     """
 
     def __init__(self):
@@ -70,13 +70,13 @@ class Meeting:
         return total
 
     def leave(self):
-        """Ends what the other rank waits for, as this one does not come any more."""
+        """Ends the waiting of the other rank with an error, since this rank has ended."""
         self._is_over = True
         for barrier in list(self._barriers.values()):
             barrier.abort()
 
     def run(self, train):
-        """What `train(rank)` returns in each of two threads."""
+        """The results of `train(rank)` for two ranks, each in a thread of its own."""
         found = {}
 
         def work(rank):
@@ -97,7 +97,7 @@ class Meeting:
 
 
 def session_of_rank():
-    """A session whose threads no other one takes: each message here holds one up."""
+    """A session with threads of its own, since each sum over the ranks blocks one of them."""
     config = tf1.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=4)
     return tf1.Session(config=config)
 
@@ -145,7 +145,7 @@ class Model:
 
 
 NAN_BATCH = np.array([[1, np.nan], [3, 4]], np.float32)
-BAD = {  # by rank and draw: what is fed, and what both say
+BAD = {  # by rank and draw: the feed, and the reason that both ranks give
     (1, 1): ({'batch': NAN_BATCH}, 'not finite: loss sum, gradient of w (on rank 1)'),
     (0, 3): ({'offset': np.nan}, 'not finite: loss sum (on rank 0)'),
     (1, 4): ({'given': np.inf}, 'not finite: update of average (on rank 1)'),
@@ -154,7 +154,7 @@ BAD = {  # by rank and draw: what is fed, and what both say
 
 
 def test_what_is_bad_on_one_rank_is_written_on_none_and_says_which(monkeypatch):
-    """With one message on a good step."""
+    """A good step takes one sum over the ranks."""
     meeting = Meeting()
     monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
@@ -180,7 +180,7 @@ def test_what_is_bad_on_one_rank_is_written_on_none_and_says_which(monkeypatch):
 
 
 class Training:
-    """What is told of signals."""
+    """Collects the signals that a training is told of."""
 
     def __init__(self):
         self.told = []
@@ -191,7 +191,7 @@ class Training:
 def test_a_signal_that_one_rank_hears_is_told_to_all_by_the_end_of_the_same_step(
     monkeypatch, is_trial
 ):
-    """In the first message of a step, which there is in any case; once."""
+    """By the first sum of a step, which each step makes anyway."""
     meeting = Meeting()
     monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
@@ -236,7 +236,7 @@ def test_ranks_whose_graphs_differ_say_so_before_the_first_step(monkeypatch):
 
 @pytest.mark.full
 def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path):
-    """What came out of one is what the step drew; the cause is named by the rank that had it."""
+    """The result of a collective counts as drawn; the rank with the bad batch names the cause."""
     meeting = Meeting()
     monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
@@ -258,7 +258,7 @@ def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path)
 
     first, second = meeting.run(train)
     assert meeting.messages.count('gradient') == 3
-    assert first is None  # the cause is not there
+    assert first is None  # the cause is on the other rank
     assert 'bad data: 1 NaN among 4 values, in row 0' in second
     (incident,) = slimguard.read_incidents(str(tmp_path))
     assert incident.reason == BAD[1, 1][1]
@@ -266,9 +266,9 @@ def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path)
 
 @pytest.mark.full
 def test_ranks_go_back_to_the_same_state_and_only_the_first_keeps_a_record(monkeypatch, tmp_path):
-    """None but the first needs a folder; the losses, which differ, do not decide.
+    """Only rank 0 needs a folder. The ranks' losses differ, and do not decide.
 
-    The first also keeps the factor of the learning rate, and tells the others after a restart.
+    Rank 0 also keeps the factor of the learning rate, and tells the others after a restart.
     """
     meeting = Meeting()
     monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
@@ -301,7 +301,7 @@ def test_ranks_go_back_to_the_same_state_and_only_the_first_keeps_a_record(monke
 
 
 def test_without_other_ranks_nothing_is_added_to_a_gate(monkeypatch):
-    """Neither without collectives nor for a library that has one rank only."""
+    """Neither if the step has no collective, nor if the library has only one rank."""
     built = []
     for makes in (lambda step, nodes: None, lambda step, nodes: 1 / 0):
         monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', makes)
@@ -319,7 +319,7 @@ def test_without_other_ranks_nothing_is_added_to_a_gate(monkeypatch):
 
 
 def test_workers_of_a_strategy_are_known_by_the_size_of_their_group(monkeypatch, caplog):
-    """One device each, as TF_CONFIG says; else a log line says that each decides for itself."""
+    """TF_CONFIG tells the ranks; without it, a log line says that each decides for itself."""
     cluster = {'cluster': {'worker': ['a:1', 'b:1']}}
     for config, ranks in ((json.dumps(cluster), (1, 2)), ('{}', (0, 1))):
         monkeypatch.setenv('TF_CONFIG', config)

@@ -48,11 +48,11 @@ class Replicas:
     """A model on two devices, each with its own data.
 
     Args:
-      update: makes a train op of the loss of a replica.
+      update: makes a train op from the loss of a replica.
 
     Attributes:
-      noise: what is added to the loss of each; no gradient sees it.
-      hurt: what is added to the data of the second.
+      noise: placeholders that are added to the replicas' losses, and change no gradient.
+      hurt: a placeholder that is added to the data of the second replica.
     """
 
     def __init__(self, update):
@@ -70,7 +70,7 @@ class Replicas:
             return update(loss)
 
         with strategy.scope():
-            if tf.__version__ < '2':  # where `run` is for functions of TensorFlow 2
+            if tf.__version__ < '2':  # its `run` takes functions of TensorFlow 2 only
                 made = strategy.extended.call_for_each_replica(model)
             else:
                 made = strategy.run(model)
@@ -127,7 +127,7 @@ def test_there_is_one_gate_and_its_loss_is_the_mean(capfd):
     replicas = Replicas(by_guard(minimized, max_loss=20.0))
     (gate,) = set(gates_of(tf1.get_default_graph()).values())
     assert all(gate_of(each) is gate for each in replicas.made)
-    # Plain, the losses are 0 and 5.
+    # Without noise, the losses are 0 and 5.
     first, held, second = replicas.bits_after({}, {replicas.noise[1]: 50.0}, {})
     assert held == first != second
     told = capfd.readouterr().err

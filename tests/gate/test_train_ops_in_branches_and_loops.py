@@ -1,4 +1,4 @@
-"""A train op that a loop, branch or function runs: what runs it is guarded, and not the op."""
+"""A train op that a loop, branch or function runs: the gate is around the latter, not the op."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_it_is_refused_with_what_to_do_but_in_a_branch_of_ops(control_flow, plac
 def test_what_runs_it_can_be_guarded(control_flow, place):
     training = Training()
     result = place(training.minimize)
-    # A loop of ops runs the op that puts its result out, and the result is outside of it.
+    # The result of a loop of ops is outside of the loop, so it can be guarded itself.
     is_loop_of_ops = place is in_a_loop and control_flow == 'v1'
     train_op = slimguard.guard(result if is_loop_of_ops else tf.group(result))
     first, held, second = training.weights(train_op)

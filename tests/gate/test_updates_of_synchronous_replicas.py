@@ -10,8 +10,8 @@ from tests.helpers.synchronous import BAD, Run, Synchronous, said_of_chief
 tf1 = tf.compat.v1
 
 AVERAGE = 'ExponentialMovingAverage'
-# The optimizer, what is fed in good steps, and in a bad one. All that is fed is finite: the workers
-# let it through.
+# The optimizer, the feed of good steps, and the feed of a bad one. All feeds are finite, so the
+# workers' gates let them through.
 OVERFLOWS = {
     'a weight': (lambda: tf1.train.GradientDescentOptimizer(1e9), {}, {BAD: 1e30}),
     'rows of a weight': (
@@ -49,13 +49,13 @@ def test_an_update_that_overflows_changes_nothing_and_training_goes_on(what, res
         unguarded = Run(model.train_op, model, [good, good])
     assert said_of_chief(capfd) == []
     for name, bits in run.bits[3].items():
-        # Unguarded, the averages may be written once the tokens are handed out.
+        # Unguarded, the averages may be written after the step has ended, so they may differ.
         assert AVERAGE in name or bits == unguarded.bits[1][name], name
 
 
 @pytest.mark.full
 def test_a_mean_that_overflows_is_bad(capfd):
-    """Of gradients that are all finite."""
+    """The mean of gradients that are all finite."""
     model = Synchronous(tf1.train.GradientDescentOptimizer(1e-30), replicas=2)
     train_op = slimguard.guard(model.train_op, model.loss)
     run = Run(train_op, model, [{}] * 4 + [{BAD: 3e38}] * 4 + [{}] * 4)
@@ -64,7 +64,7 @@ def test_a_mean_that_overflows_is_bad(capfd):
 
 
 def lines_of_guards(train_op, loss):
-    """What is logged of the update that is not guarded, as the train op is guarded twice."""
+    """Guards a train op twice; returns the log lines about the chief's unguarded update."""
     with LogLines() as lines:
         for each in (None, loss):
             slimguard.guard(train_op, each)

@@ -1,4 +1,4 @@
-"""Ops of ours: what waits for what, and where they are."""
+"""Ops that slimguard builds: their dependencies and devices."""
 
 import pytest
 import tensorflow as tf
@@ -42,7 +42,7 @@ def test_a_group_runs_all_and_leaves_them_as_they_were():
 
 @pytest.mark.parametrize('use_resource', [False, True])
 def test_a_copy_is_where_its_variable_is_whatever_the_caller_says(use_resource):
-    """And it stays as it was, although the variable is written afterwards."""
+    """The copy also keeps its value when the variable is written afterwards."""
     with tf.device('/cpu:1'):
         v = tf1.get_variable('v', initializer=[1.0, 2.0], use_resource=use_resource)
     with ops.our_scope(v.graph, 'here'), tf.device('/cpu:0'):

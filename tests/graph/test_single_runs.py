@@ -1,4 +1,4 @@
-"""Runs of ours that are made once: nobody optimizes the graph for them first."""
+"""Runs that slimguard makes only once: TensorFlow does not optimize the graph for them."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ tf1 = tf.compat.v1
 
 
 class Traced(SessionWrapper):
-    """A session that notes which ops the last run came to, once the graph was optimized for it."""
+    """A session that notes the types of the ops in the optimized graph of the last run."""
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         metadata = tf1.RunMetadata()
@@ -22,7 +22,7 @@ class Traced(SessionWrapper):
 
 
 def turned_twice():
-    """A matrix of which Grappler knows that nothing is done to it."""
+    """A matrix that is transposed twice, which Grappler removes."""
     return tf.transpose(tf.transpose(tf1.random_uniform([2, 3], seed=1))) + 1
 
 
@@ -53,7 +53,7 @@ def test_what_is_prepared_again_adds_nothing():
 
 
 def test_what_was_fetched_stays_as_it_was():
-    """Of a ref variable TensorFlow 2 gives such a fetch the memory itself."""
+    """TensorFlow 2 fetches the memory of a ref variable itself, so the value must be copied."""
     variable = tf1.get_variable('v', [64], initializer=tf1.ones_initializer(), use_resource=False)
     read, update = tf.identity(variable), variable.assign_add(tf.ones_like(variable))
     with tf1.Session() as session:

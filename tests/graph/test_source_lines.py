@@ -1,4 +1,4 @@
-"""Where in the user's code the ops of a graph were made."""
+"""The lines of the user's code that made the ops of a graph."""
 
 import inspect
 import linecache
@@ -22,7 +22,7 @@ double(tf.constant(1.0))
 
 
 def test_a_line_of_a_file_is_found_without_a_look_through_the_modules(graph, tmp_path, monkeypatch):
-    """Some TensorFlow 2 looks there for each frame that has no file, such as a notebook's cell."""
+    """TensorFlow 2 may look there for each frame without a file, such as a notebook's cell."""
     path = str(tmp_path / 'model.py')
     (tmp_path / 'model.py').write_text(SOURCE)
     exec(
@@ -40,7 +40,7 @@ def test_a_line_of_a_file_is_found_without_a_look_through_the_modules(graph, tmp
 
 @pytest.mark.parametrize('has_source', [True, False])
 def test_a_line_of_a_notebooks_cell_is_found_as_its_source_is_kept(graph, monkeypatch, has_source):
-    if has_source:  # as IPython does; by None it is known that there is no file to compare it with
+    if has_source:  # as IPython does; None tells linecache that there is no file to compare with
         lines = SOURCE.splitlines(True)
         monkeypatch.setitem(linecache.cache, CELL, (len(SOURCE), None, lines, CELL))
     exec(compile(SOURCE, CELL, 'exec'), {})
@@ -54,7 +54,7 @@ def test_a_line_of_a_notebooks_cell_is_found_as_its_source_is_kept(graph, monkey
 def test_a_script_that_python_knows_by_a_relative_path_is_found_from_elsewhere(
     graph, tmp_path, monkeypatch
 ):
-    """Before Python 3.9 that is how it was given on the command line."""
+    """Before Python 3.9 the path is as it was given on the command line."""
     (tmp_path / 'train_there.py').write_text(SOURCE)
     monkeypatch.setattr(source_lines, '_STARTED_IN', str(tmp_path))
     exec(compile(SOURCE, 'train_there.py', 'exec'), {})

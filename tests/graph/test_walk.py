@@ -1,4 +1,4 @@
-"""What is found of a graph is found in the order in which its ops were made."""
+"""Walks over a graph return ops in the order in which they were made."""
 
 import pytest
 import tensorflow as tf
@@ -8,7 +8,7 @@ from slimguard import graph as graphs
 from slimguard.gate import gate_of
 
 tf1 = tf.compat.v1
-MANY = 100  # TensorFlow keeps the order of a few
+MANY = 100  # with few ops, TensorFlow's own order is right
 
 
 def test_control_inputs_come_in_the_order_they_were_made():

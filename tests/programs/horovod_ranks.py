@@ -61,7 +61,7 @@ CASES = {
     'Ctrl-C': Case('SIGINT', (7,)),
     'Ctrl-C in train': Case('SIGINT', (7,), door='train', at_0=(8,)),
     'other graph': Case('graph'),
-    # From here on TensorFlow is changed.
+    # These cases come last, since `instrument` changes TensorFlow.
     'unedited': Case('loss', (5, 6), door='unedited'),
     'unedited Ctrl-C': Case('SIGINT', (12,), door='unedited'),
     'SIGTERM': Case('SIGTERM', (12,), door='unedited'),
@@ -158,7 +158,7 @@ class Digest(tf1.train.SessionRunHook):
 
 
 def run(name, case, folder):
-    """What a case has given."""
+    """Runs a case; returns its results."""
     digest, error = Digest(), ''
     name = (case.resumes or name).replace(' ', '_')
     logdir = os.path.join(folder, name) if hvd.rank() == 0 else None

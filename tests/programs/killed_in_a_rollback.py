@@ -73,7 +73,7 @@ def left_in(logdir):
 
 
 def killed_everywhere(has_memory):
-    """What each life has left; the last one was not killed."""
+    """The result of `left_in` after each life; the last life was not killed."""
     found, status = [], 9
     while status == 9:
         with tempfile.TemporaryDirectory() as logdir:

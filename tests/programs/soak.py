@@ -37,7 +37,7 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 KINDS = ('guarded', 'put back', 'poisoned weights', 'monitored, no gate')
-# How often a batch, or an update that no gate holds, is bad.
+# The share of bad batches, or of bad updates that no gate holds.
 BAD = 0.2
 # How long a life may last once it has resumed, in seconds.
 LIFE = 0.6
@@ -111,7 +111,7 @@ def live(kind, seed, logdir, resumed):
 
 
 def inspect(logdir, say):
-    """Says what a logdir holds: the published checkpoint, the newest good one, and its step."""
+    """Sends the state of a logdir: the published checkpoint, the newest good one, and its step."""
     published = tf1.train.latest_checkpoint(logdir)
     finding = checkpoint_reader.read(published) if published else None
     say('none' if finding is None else str(finding))

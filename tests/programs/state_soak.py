@@ -36,7 +36,7 @@ from tests.helpers.processes import in_a_fork
 
 tf1 = tf.compat.v1
 
-# The deeds of a life. Most are saves, as the others mean little without.
+# The actions in a life. Most are saves, since without saves the others have little to break.
 DEEDS = ('save', 'save', 'save again', 'save again', 'refused', 'change directory', 'tear')
 MOVES = ('stay', 'stay', 'move', 'copy', 'copy, and tear the original')
 
@@ -83,7 +83,7 @@ class Tearing(SessionWrapper):
 
 
 def live(logdir, is_relative, use_resource, deeds, killed_after, say):
-    """Does `deeds` in `logdir`; says the serial number of each checkpoint that it published."""
+    """Does `deeds` in `logdir`; sends the serial number of each checkpoint that it published."""
     serial = tf1.get_variable('serial', initializer=0, use_resource=use_resource)
     weights = tf1.get_variable('w', [8], use_resource=use_resource)
     step = tf1.train.get_or_create_global_step()

@@ -1,4 +1,4 @@
-"""Paths as users give them, and files that are replaced at one stroke."""
+"""Paths as users give them, and files that are replaced atomically."""
 
 import os
 import pathlib
@@ -100,7 +100,7 @@ def test_a_logdir_that_tensorflow_could_not_restore_from_is_refused(here):
     for name in ['run[1]', 'all*', 'what?', 'back\\slash']:
         with pytest.raises(ValueError, match='wild card'):
             files.as_logdir(name)
-        assert files.as_path(name) == os.path.join(here, name)  # to read what is there
+        assert files.as_path(name) == os.path.join(here, name)  # for reading
 
 
 def test_a_file_is_written_with_the_permissions_of_the_umask(here):

@@ -16,7 +16,7 @@ from tests.helpers.models import LogLines
 
 @pytest.fixture
 def ours():
-    """The logger, as it is found and left."""
+    """slimguard's logger, whose state is restored after the test."""
     logger = logging.getLogger('slimguard')
     yield logger
     logger.setLevel(logging.NOTSET)

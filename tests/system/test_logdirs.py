@@ -1,4 +1,4 @@
-"""What is a log directory, and what is refused."""
+"""Which directories count as log directories, and which are refused."""
 
 import os
 
@@ -43,7 +43,7 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
 def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it(tmp_path):
     folder = tmp_path / 'logs' / 'slimguard'
     folder.mkdir(parents=True)
-    assert logdirs.meant_by(str(folder)) == str(folder)  # it may be anything
+    assert logdirs.meant_by(str(folder)) == str(folder)  # without a record it may be anybody's
     (folder / 'incidents.jsonl').write_text('')
     bundle = folder / 'incident-4'
     bundle.mkdir()

@@ -1,4 +1,4 @@
-"""What others have written, made visible and cut: for pages, terminals and records alike."""
+"""Texts of others are made visible and cut, for pages, terminals and records alike."""
 
 from slimguard.report import page
 from slimguard.system import terminal, texts

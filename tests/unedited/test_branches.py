@@ -1,4 +1,4 @@
-"""Scripts with a `tf.cond`, and with something else that is named as the global step."""
+"""Scripts with a `tf.cond`, and scripts whose `global_step` is not TensorFlow's global step."""
 
 import threading
 
@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 
 
 class Script:
-    """A plain session that trains a weight, four batches of which the third holds a NaN."""
+    """A plain session that trains a weight on four batches; the third has a NaN."""
 
     def __init__(self, logdir):
         self.logdir = logdir
@@ -39,7 +39,7 @@ class Script:
 
 @pytest.mark.full
 def test_a_script_may_leave_bad_updates_out_by_itself(tmp_path):
-    """The learning rate is a tensor from outside of the branch, which has none if not taken."""
+    """The learning rate is outside of the branch, so it has no value if the branch is not taken."""
 
     def make(script):
         rate = tf1.get_variable('rate', initializer=0.01, trainable=False)
@@ -54,7 +54,7 @@ def test_a_script_may_leave_bad_updates_out_by_itself(tmp_path):
 
 @pytest.mark.full
 def test_a_sum_of_gradients_from_a_loop_and_a_branch_waits_for_nothing(tmp_path):
-    """What comes out of a loop is in its frame: it cannot be made to wait for what is outside."""
+    """A loop's result is in the loop's frame, so it cannot wait for an op outside of the loop."""
 
     def make(script):
         array = tf.TensorArray(tf.float32, 4).unstack(tf.squeeze(script.weight * 2.0, 1))
@@ -75,7 +75,7 @@ def test_a_graph_is_exported_when_nobody_adds_to_it(tmp_path):
     with slimguard.instrument('skip', logdir=tmp_path) as guards:
         saver = tf1.train.Saver([weight])
         thread = threading.Thread(target=saver.export_meta_graph, daemon=True)
-        with guards.sessions._lock:  # as while a gate is built
+        with guards.sessions._lock:  # held while a gate is built
             thread.start()
             thread.join(0.2)
             assert thread.is_alive()

@@ -1,4 +1,4 @@
-"""What `multiprocessing` spawns is guarded as the script that `run` runs."""
+"""Processes that `multiprocessing` spawns are guarded like the script that `run` runs."""
 
 import builtins
 import multiprocessing.spawn

@@ -1,4 +1,4 @@
-"""What the diagnosis finds decides before the order of the policies does."""
+"""The cause that the diagnosis finds decides first, then the order of the policies."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in
         w.load(w_then, session)
         session.run(train_op, {x: np.ones([8, 4])})
         w.load(0 * w_then, session)
-        session.run(train_op, {x: np.ones([8, 4])})  # goes back to the first state
+        session.run(train_op, {x: np.ones([8, 4])})  # rolls back to the first state
         w.load(0 * w_then, session)
         with pytest.raises(slimguard.NanLossError, match='an earlier state would fail') as caught:
             session.run(train_op, {x: np.ones([8, 4])})
@@ -89,7 +89,7 @@ def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in
 
 @pytest.mark.parametrize('is_divisor', [True, False])
 def test_weights_that_no_batch_reaches_or_that_a_batch_is_divided_by_are_weights(is_divisor):
-    """Neither is a counter, although its gradient needs no batch, nor is the batch at fault."""
+    """They count as weights, not as counters, and the batch is not at fault."""
     x, s = tf1.placeholder(tf.float32, [8, 4]), tf1.get_variable('s', initializer=[1.0, 1.0])
     with slimguard.instrument(
         on_nan='skip:3,rollback,raise', logdir='logs'
@@ -138,7 +138,7 @@ def test_where_a_variable_was_bad_before_no_advice_is_about_explosions():
 
 
 def batch_norm(x):
-    """The mean of squares less the square of the mean, which comes out below zero by rounding."""
+    """Batch norm whose variance, E[x^2] - E[x]^2, falls below zero by rounding."""
     with tf1.variable_scope('bn'):
         gamma = tf1.get_variable('gamma', [6], initializer=tf1.ones_initializer())
         mean = tf.reduce_mean(x, [0])
@@ -167,8 +167,8 @@ def test_a_sum_that_comes_out_badly_for_half_of_the_batches_is_skipped_and_nothi
     incidents = records_in('logs')
     assert {each['action'] for each in incidents} == {'skip'} and final < 0.5
     steps = [each['step'] for each in incidents]
-    assert max(map(steps.count, steps)) > 3  # in a row
-    # Run again op by op, one sum or the other is rounded otherwise.
+    assert max(map(steps.count, steps)) > 3  # bad batches in a row
+    # Not all are diagnosed: in the step that is run again, some sums are rounded differently.
     told = [each['diagnosis'] for each in incidents if each['diagnosis']]
     assert any('rsqrt of a negative number' in each for each in told)
     said = "'rollback:3x0.5' does not apply, since the batch is at fault and not the weights"

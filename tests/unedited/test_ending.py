@@ -1,4 +1,4 @@
-"""What `run` says at the end of a script goes to stderr, or nowhere."""
+"""The last lines that `run` prints at the end of a script, on stderr only."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def test_it_is_said_once_on_stderr_or_where_that_is_closed_nowhere(capsys, monke
 
 @pytest.mark.parametrize('has_trained', [True, False])
 def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_trained, tmp_path):
-    """With their records, where there are any."""
+    """The command names the logdirs that have a record."""
     kept, empty = tmp_path / 'kept', tmp_path / 'empty'
     (kept / 'slimguard').mkdir(parents=True)
     (kept / 'slimguard' / 'incidents.jsonl').touch()
@@ -83,7 +83,7 @@ def test_the_learning_rate_that_rollbacks_left_is_said():
 
 
 def test_why_nothing_was_guarded_is_said(monkeypatch):
-    """With --tf1, where that may help: on TensorFlow 2, without it so far."""
+    """The line advises --tf1 if that may help: on TensorFlow 2, if the script ran without it."""
     is_tf1 = tf.__version__.startswith('1.')
     hint = '' if is_tf1 else '. If it was written for TensorFlow 1, use --tf1'
     for error, said in [
@@ -112,7 +112,7 @@ def test_why_nothing_was_guarded_is_said(monkeypatch):
 
 
 def test_a_step_that_fails_by_itself_has_written_nothing(tmp_path):
-    """By a check of the script's own, which it catches: the gate hears nothing of such a step."""
+    """The script's own check fails the step, and the script catches the error: no incident."""
     x = tf1.placeholder(tf.float32, [2])
     w = tf1.get_variable('w', initializer=1.0)
     with slimguard.instrument('skip', logdir=str(tmp_path)) as guards:

@@ -1,4 +1,4 @@
-"""Runs of a script that train nothing, and write moving averages all the same."""
+"""Runs of a script that train nothing, but write moving averages."""
 
 import math
 
@@ -23,9 +23,9 @@ class Discriminator:
 
     Attributes:
       x: the batch, to be fed.
-      hidden: what its first layer puts out; it needs one of the moving averages.
-      loss: what is trained.
-      accuracy: what the second model puts out, of the same variables.
+      hidden: the output of its first layer; it needs one of the moving averages.
+      loss: the loss that is trained.
+      accuracy: an output of the second model, which shares the variables.
       train_op: an unguarded train op.
     """
 
@@ -62,25 +62,25 @@ EVALUATIONS = {
     'a part of the model': lambda model: [model.hidden],
     'a model that is built again': lambda model: {'accuracy': model.accuracy},
     'several values': lambda model: [model.hidden, [model.loss]],
-    # Those of the first model: both write the same averages.
+    # The update ops of the first model; those of the second write the same averages.
     'update ops': lambda model: tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)[:4],
 }
 
 
 def train(fetches_of, use_resource, bad=(), logdir=None):
-    """Trains and evaluates in turns; the values of the evaluations, the states, what was said.
+    """Trains and evaluates in turns. Returns the values of the evaluations, and the states.
 
     Args:
-      fetches_of: of the model, what is evaluated.
+      fetches_of: returns the tensors to evaluate, given the model.
       use_resource: the kind of the variables.
-      bad: of which evaluations the batch is damaged.
-      logdir: where to guard it; None for a training that nobody guards and that has no evaluation
-        of a damaged batch.
+      bad: the numbers of the evaluations with a damaged batch.
+      logdir: the logdir of a guarded training; None for an unguarded one, which leaves out the
+        evaluations of damaged batches.
     """
     values, states = [], []
     with tf.Graph().as_default():
         tf1.set_random_seed(1)
-        # Who runs update ops has them; else the forward pass updates the averages, whoever runs it.
+        # For the case of update ops, the averages have update ops; else the forward pass writes.
         model = Discriminator(use_resource, in_place=fetches_of is not EVALUATIONS['update ops'])
         fetches = fetches_of(model)
         with tf1.Session() as session:
@@ -113,7 +113,7 @@ def test_good_evaluations_keep_their_bits_and_a_bad_one_writes_nothing(
 
 @pytest.mark.full
 def test_an_evaluation_that_a_session_saw_before_the_train_op_leaves_the_training_guarded(tmp_path):
-    """Its own writes cannot be made to wait any more; those of the training can."""
+    """The writes of the evaluation cannot be guarded any more, but those of the training can."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path), tf.Graph().as_default():
         with tf1.variable_scope('', reuse=tf1.AUTO_REUSE):
             seen = Discriminator()

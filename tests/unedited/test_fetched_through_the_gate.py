@@ -1,6 +1,6 @@
-"""What is fetched beside a train op, and would run an original of what its gate holds back.
+"""Fetches beside a train op that would run the original of an op that the gate holds back.
 
-Each function below builds a training in which a fetch does so, and returns what to fetch.
+Each function below builds a training with such a fetch, and returns the fetches.
 """
 
 import math
@@ -29,7 +29,7 @@ def weight(name='w', **kwargs):
 
 
 def statistic(name='center', **kwargs):
-    """A variable that is no weight, and that nobody has made untrainable."""
+    """A variable that is no weight, although it is trainable."""
     return tf1.get_variable(name, [2], initializer=tf1.zeros_initializer(), **kwargs)
 
 
@@ -135,7 +135,7 @@ def all_variables():
 
 
 def values_of(make, leaves_out=()):
-    """What each step fetched, and all variables after the last."""
+    """The values that each step fetched, and all variables after the last step."""
     with tf.Graph().as_default(), new_session() as session:
         x = tf1.placeholder(tf.float32, [4, 2])
         fetches, read = make(x), all_variables()
@@ -193,7 +193,7 @@ def test_guard_puts_back_a_trainable_statistic_that_the_loss_waits_for(use_resou
 
 
 def run_under_a_hook(fetches_of, x):
-    """What each step fetched of what `fetches_of` makes, and all variables after the last."""
+    """The values of `fetches_of` in each step, under a hook, and all variables after the last."""
     fetches, read = fetches_of(), all_variables()
     with slimguard.watch(new_session(), on_nan='skip') as session:
         session.run(tf1.global_variables_initializer())
@@ -238,7 +238,7 @@ def test_what_a_hook_refuses_goes_through_the_gate_as_its_message_says(name):
         np.testing.assert_equal([row[1:] for row in fetched], [row[1:] for row in expected])
 
 
-# The gradients wait for the write as well, so that it is put back.
+# In these the gradients wait for the write, so the gate can put it back.
 NOT_REFUSED = [each for each in BUILDS if re.match('a_(loss|stat)|the_same', each)]
 
 

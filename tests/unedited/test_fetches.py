@@ -1,4 +1,4 @@
-"""What scripts fetch, and how: whatever it is, under `instrument` it is guarded and runs once."""
+"""Whatever scripts fetch, and however, under `instrument` it is guarded and runs once."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Gradients that a script writes itself: alone, in branches and loops, ahead of a value."""
+"""Gradients that a script writes to variables itself: alone, in branches and loops, in values."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def of_a_tape_in_a_function(model):
 
 
 def first_assigns(model):
-    """As gradients are summed up: the first takes the place of the sum, others are added."""
+    """Sums gradients up: the first overwrites the sum, the others are added."""
     gradient = model.gradient()
     return tf.cond(
         model.first, lambda: model.sum.assign(gradient), lambda: model.sum.assign_add(gradient)
@@ -54,7 +54,7 @@ def first_assigns(model):
 
 
 def a_sum_in_a_branch(model):
-    """The sum itself is fetched, in place of what was written to it."""
+    """The script fetches the sum itself, not the result of the write."""
     gradient = model.gradient()
     written = tf.cond(
         model.first,
@@ -146,13 +146,14 @@ def run(build, kind, values, logdir):
     ids=lambda each: getattr(each, '__name__', each),
 )
 def test_a_bad_batch_is_not_written(build, kind, tmp_path):
-    # The first of all only begins: some write nothing then.
+    # The first value only starts the script: some builds write nothing then.
     good, _ = run(build, kind, [0.0, *VALUES], tmp_path)
     values = [0.0, *WITH_BAD]
     with_bad, seen = run(build, kind, values, tmp_path)
     assert with_bad == good
     assert good[:2] != [1.0, 0.0]
-    # Of a tape's gradient, or one made in a function, it is not known that it is one.
+    # slimguard does not recognize gradients of a tape, or gradients in a function, as such: their
+    # runs count as runs that only write.
     assert seen.actions == {'skip': 3}
     assert seen.writing_runs + sum(seen.train_ops.values()) == len(values)
     assert kind == 'functions' or bool(seen.train_ops) == (build is not of_a_tape_in_a_function)
@@ -167,7 +168,7 @@ def test_the_first_of_a_sum_may_be_bad(kind, tmp_path):
 
 
 def test_what_is_written_because_of_a_gradient_is_the_scripts_own(control_flow_v1, tmp_path):
-    """A scale that is lowered where a gradient is not finite: it holds nothing of the gradient."""
+    """The script lowers a scale if a gradient is not finite: the scale has no gradient in it."""
 
     def build(model):
         is_finite = tf.math.is_finite(model.gradient())
@@ -212,7 +213,7 @@ def test_a_copy_of_a_weight_is_no_training(kind, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize('kind', ['ref', 'functions'], indirect=True)
 def test_what_a_branch_or_a_loop_writes_ahead_of_the_gradient_is_none(kind):
-    """To be differentiated, they are given lists and stacks to fill, which are made with it."""
+    """For the gradient, TensorFlow adds lists and stacks to them, which are no gradients either."""
     with slimguard.instrument('skip') as guards:
         model = Model(kind != 'ref')
 

@@ -1,4 +1,4 @@
-"""A graph that was saved under a guard, and is imported by a script that is guarded in its turn."""
+"""A script under a guard imports a graph that was saved under a guard."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_a_train_op_that_was_saved_behind_its_gate_is_guarded(tmp_path, is_tenso
                 train_op = tf.identity(model.loss, name='loss_of_step')
         prefix = save(train_op, tmp_path)
         meta = prefix + '.meta'
-        for draws in (3, 6):  # the second time one that was imported and guarded before
+        for draws in (3, 6):  # the second graph was imported and guarded once already
             with tf1.Graph().as_default(), tf1.Session() as session:
                 saver = tf1.train.import_meta_graph(meta, import_scope=scope)
                 saver.restore(session, prefix)
@@ -47,7 +47,7 @@ def test_a_train_op_that_was_saved_behind_its_gate_is_guarded(tmp_path, is_tenso
 
 
 class WithoutCollections:
-    """A weight, a mean and a train op, in a graph that `import_graph_def` makes: it lists nothing.
+    """A weight, a mean and a train op in a graph by `import_graph_def`, so without collections.
 
     Attributes:
       graph: that graph.

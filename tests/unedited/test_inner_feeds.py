@@ -1,4 +1,4 @@
-"""A script may feed what its model computes: then nothing behind that runs, guarded or not."""
+"""A script may feed a tensor of its model: the ops that compute it do not run, guarded or not."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def train(kind, loop, guard=contextlib.ExitStack):
-    """The losses of six steps, what is drawn next, and the state after them."""
+    """The losses of six steps, the next draw, and the state after them."""
     with guard(), tf.Graph().as_default():
         tf1.set_random_seed(1)
         model = Fed(kind)
@@ -78,7 +78,7 @@ def test_a_bad_value_that_is_fed_changes_nothing_and_is_named(kind, folder):
 
 
 def gradients_fed(guard=contextlib.ExitStack):
-    """A gradient is fetched, and fed again."""
+    """The script fetches a gradient, and feeds it to the train op."""
     with guard(), tf.Graph().as_default():
         x = tf1.placeholder(tf.float32, [None, 3])
         weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
@@ -139,7 +139,10 @@ def test_a_rate_by_default_is_no_other_step():
 @pytest.mark.full
 @pytest.mark.parametrize('use_resource, guards', [(False, True), (True, False)])
 def test_writes_of_layers_on_both_sides_of_what_is_fed_are_put_back(use_resource, guards):
-    """Grappler leaves out an edge to the second where the first, which is not run, leads there."""
+    """Grappler may drop the control edge to the second write, if it is implied by the first.
+
+    But the first write does not run, because of the feed.
+    """
 
     def normalized(x, name):
         with tf1.variable_scope(name, use_resource=use_resource):
@@ -196,7 +199,7 @@ def test_a_sparse_tensor_may_be_fed_whole():
 
 
 def counts(guard=contextlib.ExitStack):
-    """A counter, after steps that feed what its write returns, and others; with the losses."""
+    """A counter and the losses, after steps that feed the result of its write, and others."""
     with guard(), tf.Graph().as_default():
         with tf1.variable_scope('', use_resource=False):
             zero = tf1.zeros_initializer()

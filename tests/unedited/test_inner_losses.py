@@ -1,4 +1,4 @@
-"""Scripts that make the loss inside of the loop or branch that trains it, as v1 has them."""
+"""Scripts that make the loss inside of the loop or branch of v1 that trains it."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures('control_flow_v1')
 
 
 class Script:
-    """A weight that is trained inside of something."""
+    """A weight that is trained inside of a loop or a branch."""
 
     def __init__(self, use_resource):
         self.x = tf1.placeholder(tf.float32, [None, 4])
@@ -32,7 +32,7 @@ class Script:
             return tf.identity(self.losses[-1])
 
     def run(self, fetch, bad=()):
-        """The weight after each step; only every other one trains under a condition."""
+        """The weight after each step; with a condition, only every other step trains."""
         random = np.random.RandomState(0)
         weights = []
         with tf1.Session() as session:
@@ -79,7 +79,7 @@ def trains_in_a_branch_in_a_loop(script):
 
 
 def knows_its_loss_in_a_branch(script):
-    """The LOSSES collection has it."""
+    """The LOSSES collection has the loss."""
 
     def train():
         update = script.minimize()
@@ -100,7 +100,7 @@ SCRIPTS = [
 
 
 def run(make, use_resource, tmp_path=None, bad=(), **kwargs):
-    """The weight after each step of a script; guarded, where there is a path."""
+    """The weight after each step of a script, which is guarded if `tmp_path` is given."""
     with tf1.Graph().as_default():
         if tmp_path is None:
             script = Script(use_resource)

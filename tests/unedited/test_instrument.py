@@ -1,4 +1,4 @@
-"""slimguard.instrument: what it replaces, what it refuses, and slim's own functions under it."""
+"""slimguard.instrument: the functions it replaces, its errors, and slim's functions under it."""
 
 import contextlib
 import time
@@ -17,12 +17,12 @@ slim = compat.import_slim()
 
 @pytest.fixture(autouse=True)
 def folder_for_records(tmp_path, monkeypatch):
-    """Where a training that saves nothing leaves its record."""
+    """The folder in which a training that saves nothing leaves its record."""
     monkeypatch.chdir(tmp_path)
 
 
 def attributes():
-    """All attributes of the classes of TensorFlow that are changed, for each of these."""
+    """The attributes of each class of TensorFlow that `instrument` changes."""
     owners = [tf1.Session.__mro__[1], tf.Graph, tf1.train.Saver, tf1.train.NanTensorHook]
     owners += [tf1.train.Optimizer, tf1.train.SyncReplicasOptimizer, tf1.summary.FileWriter]
     return [dict(vars(owner)) for owner in owners]
@@ -52,7 +52,7 @@ def test_twice_is_once():
         assert slimguard.instrument(on_nan=[slimguard.Skip()]) is first
         with pytest.raises(ValueError, match='in force already') as caught:
             slimguard.instrument(on_nan='stop')
-        # Who has not kept what `instrument` returned, as in a notebook, is told how to end it.
+        # In a notebook the result of `instrument` is often not kept: the error says how to end it.
         assert "slimguard.instrument(on_nan='skip').uninstrument() first" in str(caught.value)
     finally:
         first.uninstrument()

@@ -1,4 +1,4 @@
-"""A step that comes again is known again, until anything is other than it was."""
+"""A step with the same fetches is recognized, until anything has changed."""
 
 import pytest
 import tensorflow as tf
@@ -12,7 +12,7 @@ tf1 = tf.compat.v1
 
 @pytest.fixture
 def training(tmp_path, monkeypatch):
-    """A model of which every second batch is bad from the third on, its train op, a session."""
+    """A model whose batches 3, 5, ... are bad, its train op, and a session."""
     monkeypatch.chdir(tmp_path)
     with tf.Graph().as_default():
         model = Linear(bad=lambda draw: draw > 1 and draw % 2 == 0)

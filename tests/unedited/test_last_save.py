@@ -1,4 +1,4 @@
-"""Saving once more as a script saves; SIGTERM and Ctrl-C where nobody asks whether to stop."""
+"""The last save is like the script's own; SIGTERM and Ctrl-C in loops that never ask to stop."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ class TestWhatItIsCalled:
         script.steps.update(generator=7, discriminator=9)
         script.save(None, 104)
         script.steps.update(generator=9, discriminator=12)
-        assert script.again() == 'm.ckpt-107'  # by the one that ran most often since
+        assert script.again() == 'm.ckpt-107'  # by the train op that ran most often since
 
     @pytest.mark.parametrize('first', [7, 6])
     def test_the_first_number_counts_from_zero_or_one(self, first, tmp_path):
@@ -73,7 +73,7 @@ class TestWhatItIsCalled:
         newest_before = newest(tmp_path)
         script.steps['train'] += 42
         assert script.again() == 'm.ckpt-%d-last' % saved[-1][0]
-        assert newest(tmp_path) == newest_before  # what a script resumes from by its number
+        assert newest(tmp_path) == newest_before  # the script resumes from it by its number
 
     def test_a_variable_says_it_itself(self, tmp_path):
         script = Script(tmp_path)
@@ -135,7 +135,7 @@ def train(session, train_op, steps):
 
 @contextlib.contextmanager
 def saved_after_two_steps(model, folder):
-    """A session, its train op and the prefix of its checkpoint, which a number of 2 names."""
+    """A session, its train op and the prefix of its checkpoint, which is named with a 2."""
     train_op = model.minimize()
     saver = tf1.train.Saver()
     path = os.path.join(str(folder), 'm.ckpt')
@@ -160,7 +160,7 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
                 'press_ctrl_c',
                 'raising_shortly',
             ]
-            # The script has caught it and goes on; the next one is heard as well.
+            # The script has caught the KeyboardInterrupt and goes on; the next Ctrl-C works, too.
             train(session, train_op, 2)
             with pytest.raises(KeyboardInterrupt):
                 press_ctrl_c()
@@ -237,7 +237,7 @@ def test_it_is_beside_the_others_though_the_script_went_elsewhere(tmp_path, monk
             train(session, train_op, 4)
             saver.save(session, 'logs/m.ckpt', global_step=4)
             monkeypatch.chdir(tmp_path / 'input')
-            for _ in range(2):  # who has caught it, and goes on, is saved once more
+            for _ in range(2):  # a script that catches it and goes on is saved again
                 with pytest.raises(slimguard.NanLossError):
                     train(session, train_op, 3)
     logs = str(tmp_path / 'logs')

@@ -1,7 +1,7 @@
-"""The loss that an unedited script trains: known where nothing but one can be meant.
+"""The loss that an unedited script trains: slimguard finds it if only one tensor can be meant.
 
 Each function below builds a training of a loss to which `noise` is added. Its gradients are finite
-whatever that is.
+whatever the noise is.
 """
 
 import math
@@ -85,7 +85,7 @@ def towers_by_gradients(noise):
 
 
 def replicas(update):
-    """What two replicas of a `MirroredStrategy` update; `update` gets the number of one."""
+    """The updates of two replicas of a `MirroredStrategy`; `update` gets a replica's number."""
 
     def in_replica():
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -151,7 +151,7 @@ def a_loss_of_an_input_that_the_update_does_without(noise):
 
 
 def train(build, tmp_path, noises, **kwargs):
-    """The records of incidents, and what was logged."""
+    """The records of incidents, and the log lines."""
     kwargs = dict({'logdir': str(tmp_path), 'capture': False}, **kwargs)
     two = tf1.ConfigProto(device_count={'CPU': 2})
     with slimguard.instrument('skip', **kwargs), LogLines() as lines, tf1.Session(
@@ -210,7 +210,7 @@ def test_the_loss_of_towers_is_their_mean(tmp_path):
 
 
 def test_an_overflow_of_a_loss_that_is_scaled_by_hand_is_for_the_script(tmp_path):
-    """Which does without the update then, and lowers the scale."""
+    """The script then leaves the update out, and lowers the scale."""
 
     def build(noise):
         w, scale = weight(), tf1.get_variable('scale', initializer=3e38, trainable=False)

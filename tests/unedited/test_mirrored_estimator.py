@@ -1,4 +1,4 @@
-"""A distribution strategy in a script that nobody edits: an Estimator with mirrored variables."""
+"""A distribution strategy in an unedited script: an Estimator with mirrored variables."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def model_fn(features, mode):
 
 
 def train(folder, bad=()):
-    """Trains on two devices, each with batches of its own; returns what the checkpoint holds."""
+    """Trains on two devices, each with batches of its own; returns the checkpoint's values."""
     devices = ['/cpu:%d' % number for number in range(DEVICES)]
     config = tf.estimator.RunConfig(
         train_distribute=tf.distribute.MirroredStrategy(devices),

@@ -19,7 +19,7 @@ if NATIVE:
     CLASSES.append(contribs)
 
 
-# As under --tf1; TensorFlow's averages of reference variables cannot be initialized else.
+# As under --tf1: else TensorFlow's averages of ref variables cannot be initialized.
 pytestmark = pytest.mark.usefixtures('control_flow_v1')
 
 
@@ -34,7 +34,7 @@ def train(logdir, *options):
 
 
 def expected(samples):
-    """The same, where these are the samples, one for each step."""
+    """The same for a training on `samples`, one for each step."""
     values = averages = np.array([1.0, 0.0])  # weights and bias
     momenta = np.zeros(2)
     for x in np.array(samples) / 10:
@@ -50,7 +50,7 @@ def test_a_script_trains_with_it_saves_the_averages_and_goes_on(tmp_path):
     result = train(tmp_path, '--on_nan=skip', '--number_of_steps=10', '--nan_sample=3')
     before = [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
     np.testing.assert_allclose(result, expected(before), rtol=1e-4)
-    # It begins where the other ended, and its fourth batch takes it back there.
+    # This run begins where the other ended, and its fourth batch makes it roll back to there.
     result = train(tmp_path, '--on_nan=rollback', '--number_of_steps=14', '--nan_sample=3')
     np.testing.assert_allclose(result, expected(before + [4, 5, 6, 7]), rtol=1e-4)
 
@@ -79,7 +79,7 @@ class Trained:
         return {v.op.name: v for v in variables}, self.session.run(variables)
 
     def checkpoint(self, saver, folder):
-        """What a checkpoint by `saver` holds, by name."""
+        """The values in a checkpoint by `saver`, by name."""
         path = saver.save(self.session, str(folder / 'model'))
         reader = tf1.train.load_checkpoint(path)
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}

@@ -1,4 +1,4 @@
-"""A NaN that was fetched in a run that wrote nothing bad: TensorFlow's hook, and the last line."""
+"""A script fetches a NaN though nothing bad was written: TensorFlow's hook, and the last line."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ tf1 = tf.compat.v1
 
 
 class TrainsInHook(tf1.train.SessionRunHook):
-    """As TF-GAN's: the train op runs in the hook, in a run of its own ahead of the main one."""
+    """A hook like TF-GAN's: it runs the train op in a run of its own, before the main run."""
 
     def __init__(self, train_op):
         self._train_op = train_op
@@ -21,7 +21,7 @@ class TrainsInHook(tf1.train.SessionRunHook):
 
 
 class TrainsAfterwards(TrainsInHook):
-    """The main run comes first, and may be the first of all that has a NaN."""
+    """The main run comes first, so it may have the first NaN."""
 
     def before_run(self, run_context):
         pass
@@ -86,7 +86,7 @@ def test_a_script_that_ends_soon_after_a_nan_that_it_fetched_is_told_so(more, sa
             session.run(tf1.global_variables_initializer())
             session.run([train_op, model.loss])
             session.run(train_op)
-            assert 'had fetched a NaN' not in str(guards.sessions.seen)  # it fetched no loss
+            assert 'had fetched a NaN' not in str(guards.sessions.seen)  # no loss was fetched
             assert np.isnan(session.run({'train': train_op, 'loss': [model.loss]})['loss'][0])
             for _ in range(more):
                 session.run([train_op, model.loss])

@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 
 class Script:
-    """Trains, and lays its checks once a session has trained; `checked` runs both."""
+    """Trains once, and then adds its checks to the graph; `checked` runs the checks and trains."""
 
     def __init__(self, optimizer, use_resource):
         tf1.get_variable_scope().set_use_resource(use_resource)
@@ -34,7 +34,7 @@ class Script:
         self.session.run(tf1.global_variables_initializer())
         self.session.run(self.train_op, {self.x: np.ones([2, 3])})
         self.check = tf1.add_check_numerics_ops()
-        # Not even a timeout of the session ends a run that waits for an Unstage.
+        # The check must not include an Unstage of ours: a run would wait for it for ever.
         assert not [op for op in graphs.ancestors([self.check]) if op.name.startswith('slimguard/')]
 
     def checked(self, x):

@@ -10,7 +10,7 @@ from tests.helpers.children import ROOT, forked_python
 SCRIPT = ROOT / 'tests' / 'data' / 'scripts' / 'numpy_names.py'
 NATIVE = tf.__version__.startswith('1.')
 
-# Runs a script as the command line does, and goes on.
+# Runs a script as the command line does, in this process, and then goes on.
 IN_PROCESS = """\
 import builtins
 import sys
@@ -48,7 +48,7 @@ def test_they_mean_what_they_meant():
         return
     for old, new in (pair.split('=') for pair in tf1_names.RENAMED):
         if old == 'trapz':
-            continue  # whose new name is newer than this numpy
+            continue  # this numpy is too old for the new name
         was, now = getattr(np, old), getattr(np, new)
         if callable(was) and not isinstance(was, type):
             assert np.array_equal(was([[0.5, 2.0]]), now([[0.5, 2.0]])), old

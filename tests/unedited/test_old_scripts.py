@@ -26,7 +26,7 @@ def script(name):
 
 
 def bad_variables(logdir):
-    """The names of what is not finite in any checkpoint below `logdir`, which has some."""
+    """The names of non-finite variables in all checkpoints below `logdir`; there must be some."""
     checkpoints = glob.glob(os.path.join(logdir, '**', '*.index'), recursive=True)
     assert len(checkpoints) > 1
     bad = []
@@ -134,13 +134,13 @@ def test_a_module_that_is_run_is_of_a_package_that_has_all_names(tmp_path, monke
 @on_tensorflow_2
 def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
     (tmp_path / 'script.py').write_text(
-        'import importlib\n'  # as a library asks for it, which gets TensorFlow as it is
+        'import importlib\n'  # a library may import so; it gets TensorFlow's own modules
         'print(importlib.import_module("tensorflow.keras.layers").__name__)\n'
         'print(importlib.import_module("tensorflow.keras.layers").Dense.__module__)\n'
     )
     run = python(*RUN + [str(tmp_path / 'script.py')])
     assert run.returncode == 0, run.stderr
-    # TensorFlow's own is version 3 from 2.16 on, where its version is told.
+    # From 2.16 on, TensorFlow's own keras is version 3, and has an attribute `version`.
     package = 'tf_keras.' if hasattr(tf.keras, 'version') else 'keras.'
     assert run.stdout.splitlines()[-1].startswith(package)
 

@@ -1,4 +1,4 @@
-"""A run with several updates sees one batch: the policy decides once, and sums go together."""
+"""A run with several updates has one batch: the policy decides once, for all of them."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def kind(request):
 
 
 def two_losses():
-    """Train ops of two models, of which the second never sees that the batch is bad."""
+    """Train ops of two models; the second does not use the bad part of the batch."""
     x = tf1.placeholder(tf.float32, [])
     seen = tf.where(tf.math.is_nan(x), tf.ones_like(x), x)
     weights = [variable('actor'), variable('critic')]
@@ -84,7 +84,7 @@ def test_two_train_ops_use_up_one_skip_for_a_batch(tmp_path):
     actions, incidents = train([1.0, np.nan, np.nan, 1.0], 'skip:2,raise', tmp_path)
     assert actions == {'skip': 4}
     assert [incident.action for incident in incidents] == ['skip'] * 4
-    # Each says what was wrong with its own train op.
+    # The reason of each incident is that of its own train op.
     assert len({incident.reason for incident in incidents}) == 2
     assert all(incident.diagnosis for incident in incidents)
 

@@ -16,7 +16,7 @@ kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'reso
 
 
 class Own:
-    """Variables of a script, and what it feeds.
+    """Variables of a script, and its placeholder.
 
     Args:
       use_resource: the kind of the variables.
@@ -26,9 +26,9 @@ class Own:
       weight, other: trainable.
       mean: not trainable.
       scale: a scalar that is not trainable.
-      wide: of 64 bits.
-      count: of batches, an integer.
-      session: where they are; closed by `close`.
+      wide: a variable of 64 bits.
+      count: the number of batches, an integer.
+      session: the session with their values; closed by `close`.
     """
 
     def __init__(self, use_resource=False):
@@ -62,7 +62,7 @@ def after_another(own):
 
 
 def of_a_written_value(own):
-    """As a spectral norm is estimated, and then divided by."""
+    """Divides by the result of a write, as spectral normalization does."""
     estimate = own.mean.assign(own.weight + 1.0)
     return [own.weight.assign(own.weight / estimate), own.count.assign_add(1)]
 
@@ -86,7 +86,7 @@ def in_a_function(own):
     return tf.function(lambda: tf.identity(own.weight.assign(own.weight * 2.0)), autograph=False)()
 
 
-# What a script assigns; and what makes it bad: what is fed, or what a variable holds ahead of it.
+# The assignment of a script; and what makes it bad: the feed, or a value of a variable before it.
 UPDATES = {
     'a sum': (lambda own: own.mean.assign_add(own.x), BAD),
     'a running mean': (lambda own: own.mean.assign(0.9 * own.mean + 0.1 * own.x), BAD),
@@ -126,12 +126,13 @@ UPDATES = {
     'in a loop': (in_a_loop, LARGE),
     'in a function': (in_a_function, LARGE),
 }
-# A function takes no others; and in a branch and a loop they differ most.
+# The cases with resource variables. A function takes no others, and in branches and loops the kinds
+# differ most.
 BY_HANDLE = {*list(UPDATES)[::2], 'in a branch', 'in a loop', 'in a function'}
 
 
 def in_turn(own, update, bad, is_guarded):
-    """What two good runs of an update returned and left, and a bad one where it is guarded."""
+    """The results and states of two good runs; if guarded, a bad run must then change nothing."""
     own.open()
     runs = [(own.run(update), state(own.session)) for _ in range(2)]
     if is_guarded:
@@ -217,7 +218,7 @@ def test_all_that_a_run_writes_is_written_or_nothing(tmp_path):
 
 @pytest.mark.full
 def test_what_several_elements_need_is_written_once(tmp_path):
-    """One that only reads after a write is to read what the gate's write left."""
+    """A fetch that reads a variable after a write must read the value that the gate wrote."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path):
         own = Own()
         add = own.mean.assign_add(own.x)
@@ -232,7 +233,7 @@ def test_what_several_elements_need_is_written_once(tmp_path):
 
 
 def test_the_input_is_drawn_once_and_goes_on_after_a_bad_batch(tmp_path):
-    """It counts its epochs in a local variable, and its batches in a global one."""
+    """The input counts its epochs in a local variable, and its batches in a global one."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
         own = Own()
         batches = tf.constant([[1.0, 1.0], [np.nan, 1.0], [2.0, 3.0]])
@@ -251,7 +252,7 @@ def test_the_input_is_drawn_once_and_goes_on_after_a_bad_batch(tmp_path):
 
 @pytest.mark.parametrize('use_resource, factor', [(False, 1e30), (True, 1.0)])
 def test_a_first_value_is_an_initial_value(use_resource, factor, tmp_path):
-    """There is nothing to go back to; from then on there is."""
+    """A first value is written without a gate, since there is no value to keep yet."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
         own = Own(use_resource)
         update = own.mean.assign(factor * own.x)
@@ -321,7 +322,7 @@ def test_updates_that_are_built_in_turn_with_their_runs_are_guarded_so_many_time
 
 @pytest.mark.full
 def test_weights_that_are_clipped_have_a_gate_where_learning_rates_are_lowered(tmp_path):
-    """They take no rate; a running mean is no weight, and keeps its decay."""
+    """Clipping uses no learning rate; and a running mean keeps its decay, as it is no weight."""
     with slimguard.instrument(on_nan='skip,rollback:3x0.5', logdir=tmp_path) as guards:
         own = Own()
         clip = own.weight.assign(own.weight / tf.norm(own.other))
@@ -356,7 +357,7 @@ def test_a_table_is_computed_behind_a_gate(tmp_path):
 
 @pytest.mark.full
 def test_between_the_steps_of_a_training(tmp_path):
-    """As a GAN clips its weights, or a target network follows."""
+    """Such as clipping in a GAN, or the update of a target network."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
         own = Own()
         train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(
@@ -394,7 +395,7 @@ def test_what_cannot_be_guarded_is_named_once(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize('what', ['data', 'overflow'])
 def test_why_what_is_written_in_a_loop_is_bad_is_told(what, tmp_path):
-    """No value in a loop can be looked at, but what goes into it."""
+    """The diagnosis cannot fetch values in a loop, but it can fetch the loop's inputs."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path):
         own = Own(use_resource=True)
 
@@ -416,7 +417,7 @@ def test_why_what_is_written_in_a_loop_is_bad_is_told(what, tmp_path):
 
 @pytest.mark.full
 def test_a_rollback_gives_back_what_was_built_after_the_state_was_kept(tmp_path):
-    """As the variables of a second phase: they have the values that they had ahead of its steps."""
+    """Such as variables of a second phase: they get their values from before its first step."""
     with slimguard.instrument(on_nan='rollback', logdir=tmp_path):
         own = Own(use_resource=True)
         own.open()
@@ -436,7 +437,7 @@ def test_a_rollback_gives_back_what_was_built_after_the_state_was_kept(tmp_path)
         own.run(both, (np.nan, 1.0))
         assert own.session.run(late).tolist() == [1.0, 1.0]
         assert own.session.run(batches) >= 3
-        # A snapshot of between two of the first thirty, not the state before them.
+        # It went back to a snapshot among the first thirty steps, not to the state before them.
         assert 1.0 - 30 * 0.25 <= own.session.run(own.weight)[0] < 1.0
         own.session.close()
     (record,) = records_in(tmp_path)

@@ -1,4 +1,4 @@
-"""Steps that come again run in a prepared call; a script sees what a session would show it."""
+"""Repeated steps run in a prepared call; a script sees no difference to `session.run`."""
 
 import gc
 import threading
@@ -28,7 +28,7 @@ def train(fetches, feed):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The prepared calls that are made, a list of how often each was called."""
+    """A list with an item for each prepared call: how often it was called."""
     made = []
     make = tf_private.callable_of
 
@@ -63,7 +63,7 @@ def test_a_session_that_nobody_has_any_more_is_freed_at_once(capfd):
         session = tf1.Session()
         session.run(tf1.global_variables_initializer())
         session.run(model.train_op, {model.x: X})
-        gc.collect()  # Python's own `signal.getsignal` leaves a circle, with all frames that call
+        gc.collect()  # `signal.getsignal` leaves a reference cycle with the frames of its callers
         there = weakref.ref(session)
         del session
         assert there() is None
@@ -80,7 +80,7 @@ def test_threads_that_fetch_different_things_get_what_they_asked_for():
 
     got = []
     with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
-        # TensorFlow adds to a ref variable without a lock, so that threads may lose a count.
+        # A resource variable: threads that add to a ref variable without a lock may lose a count.
         with tf1.variable_scope('counted', use_resource=True):
             model = Fed()
         texts = [tf.constant(str(number)) for number in range(4)]
@@ -104,7 +104,7 @@ def test_threads_that_fetch_different_things_get_what_they_asked_for():
 
 @pytest.mark.full
 def test_a_train_op_of_the_scripts_own_gate_is_as_quiet(tmp_path, capfd):
-    """What it fetches of its gate tells as ever; what it trains by does not print beside."""
+    """The script may fetch its gate's `written` as before; its gate prints no line of its own."""
     with slimguard.instrument('skip', logdir=tmp_path), tf.Graph().as_default():
         model = Fed()
         train_op = slimguard.guard(model.train_op, loss=model.loss)

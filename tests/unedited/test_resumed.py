@@ -1,4 +1,4 @@
-"""A script that goes on from its checkpoint, and has saved nothing yet since it was started."""
+"""A script that has resumed from its checkpoint, and not saved since."""
 
 import json
 import uuid
@@ -13,7 +13,7 @@ tf1 = tf.compat.v1
 
 
 def run(folder, steps, every, bad=()):
-    """A script that names its checkpoints by a count of its own; returns that of its last step."""
+    """Runs a script that names its checkpoints by a count of its own; returns the last count."""
     with tf1.Graph().as_default():
         model = Linear(bad=bad)
         train_op = model.minimize()

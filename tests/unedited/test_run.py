@@ -121,7 +121,7 @@ def test_a_module_runs_as_plain_python_runs_it(tmp_path, module, script):
 
 @pytest.mark.parametrize('is_zip, script', [(False, 'its world'), (True, 'an exception')])
 def test_a_folder_or_a_zip_file_runs_as_plain_python_runs_it(tmp_path, script, is_zip):
-    """The zip file with a line ahead, as `zipapp` writes it."""
+    """The zip file begins with a line, as `zipapp` writes it."""
     program = tmp_path / 'program'
     program.mkdir()
     write_scripts(program, SCRIPTS[script])
@@ -204,7 +204,7 @@ def test_a_ctrl_c_before_the_script_has_begun_is_one_line():
     assert (run.returncode, run.stderr) == (-signal.SIGINT, 'slimguard: Ctrl-C\n')
 
 
-# Two scripts in one process, as somebody's own launcher may run them.
+# Two scripts in one process, as a user's own launcher may run them.
 IN_PROCESS = """\
 import sys
 

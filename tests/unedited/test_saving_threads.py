@@ -1,4 +1,4 @@
-"""In a script as well, a thread that saves and the loop that trains take turns."""
+"""In an unedited script, too, a thread that saves and the loop that trains take turns."""
 
 import threading
 
@@ -12,12 +12,12 @@ from slimguard.checkpoints.step_turn import turn_of
 
 tf1 = tf.compat.v1
 
-# How long a thread that should be waiting is given to prove that it is not, in seconds.
+# The seconds after which a thread that has not gone on counts as waiting.
 MOMENT = 0.5
 
 
 class Script:
-    """A session, and a train op whose step adds 1 to all variables, and acts in its midst.
+    """A session, and a train op that adds 1 to all variables, and calls `act` in between.
 
     Args:
       act: called in the midst of each step.
@@ -34,7 +34,7 @@ class Script:
         pairs = list(zip(gradients, [self.before, self.after]))
         self.train_op = optimizer.apply_gradients(pairs, self.step)
         self.saver = tf1.train.Saver(max_to_keep=100)
-        # A step that waits holds a thread of TensorFlow's, and so may what earlier tests left.
+        # Threads of its own: a waiting step blocks one of TensorFlow's, and so may earlier tests.
         threads = tf1.ConfigProto(inter_op_parallelism_threads=4, use_per_session_threads=True)
         self.session = tf1.Session(config=threads)
         self.session.run(tf1.global_variables_initializer())
@@ -49,7 +49,7 @@ class Script:
 
 
 def moment_in(path):
-    """The step of which all that a checkpoint holds has to be."""
+    """The step in a checkpoint; asserts that all its variables have the same."""
     reader = tf1.train.load_checkpoint(path)
     step = int(path.rpartition('-')[2])
     assert [reader.get_tensor(name) for name in ('before', 'after', 'global_step')] == [step] * 3
@@ -63,13 +63,13 @@ def instrumented():
 
 
 def test_what_only_writes_in_another_thread_waits_for_no_step():
-    """An actor keeps a mean of what it puts into the queue that the learner's step waits for."""
+    """An actor updates a mean, and fills the queue that the learner's step waits for."""
     means = []
 
     def act():
         actor = threading.Thread(target=write, daemon=True)
         actor.start()
-        actor.join(30)  # half the time that a thread which copies would wait
+        actor.join(30)  # half the time for which a thread that copies would wait
         assert not actor.is_alive()
         return np.float32(-1)
 
@@ -165,7 +165,7 @@ def test_where_several_threads_train_nobody_takes_turns(tmp_path):
 
 @pytest.mark.full
 def test_a_thread_that_saves_before_the_first_step_makes_a_copy(tmp_path):
-    """It may still be writing when the first step is made."""
+    """The thread may still be writing when the first step begins."""
     script = Script(False, lambda: np.float32(-1))
     saved = []
     thread = script.saving(tmp_path, saved)

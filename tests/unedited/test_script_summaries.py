@@ -1,4 +1,4 @@
-"""A script's own summaries, and what is added to them: the history's numbers, at the same pace."""
+"""slimguard adds the history's numbers to a script's own summaries, at the same pace."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def minimize(model):
 
 
 def plain(logdir, bad=()):
-    """Writes every third step; and with another writer, now and then, what is no step of that."""
+    """Writes summaries in every third step; another writer writes some at other step numbers."""
     model = Linear(bad)
     train_op = minimize(model)
     merged = tf1.summary.merge_all()
@@ -56,7 +56,7 @@ def monitored(logdir):
     train_op = minimize(model)
     losses = {}
     with tf1.train.MonitoredTrainingSession(
-        # Of every step: a hook's other paces depend on when its run reads the global step.
+        # In every step: at another pace the steps depend on when the hook reads the global step.
         checkpoint_dir=logdir,
         save_summaries_steps=1,
         log_step_count_steps=3,
@@ -90,7 +90,7 @@ def test_they_come_with_the_scripts_own_and_no_other_of_those_changes(loop, tmp_
 @pytest.mark.full
 def test_after_a_bad_step_they_are_of_the_last_good_one(tmp_path):
     with slimguard.instrument(on_nan='skip'):
-        losses = plain(str(tmp_path), bad=(5,))  # summaries draw as well: it is the fourth step
+        losses = plain(str(tmp_path), bad=(5,))  # summaries draw, too, so it is the fourth step
     assert [step for step, loss in losses.items() if loss != loss] == [300]
     ours = dict(ours_in(tmp_path / 'train')['slimguard/loss'])
     assert list(ours) == [0, 300, 600, 900]

@@ -1,4 +1,4 @@
-"""tf.contrib under `run --tf1`: deep paths, and what is gone of it."""
+"""tf.contrib under `run --tf1`: deep paths, and names that no longer exist."""
 
 import re
 
@@ -67,6 +67,6 @@ def is_there(name):
 def test_what_is_said_to_replace_the_old_is_there():
     gone = dict(tf1_table.GONE)
     names = {name for each in gone.values() for name in re.findall(r'\btf(?:\.\w+)+', each)}
-    names -= {'tf.estimator', 'tf.contrib'}  # of which it is said that they left
+    names -= {'tf.estimator', 'tf.contrib'}  # the table says that these are gone
     assert len(names) > 15
     assert [name for name in sorted(names) if not is_there(name)] == []

@@ -13,17 +13,17 @@ tf1 = tf.compat.v1
 
 
 def in_a_thread(function, waits):
-    """Calls a function in a thread. This one waits for it, or is busy in between."""
+    """Calls a function in a thread. The calling thread waits for it, or is busy meanwhile."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     while not waits and thread.is_alive():
-        time.sleep(0.01)  # as one that builds: it is in no function of `threading`
+        time.sleep(0.01)  # like a thread that builds: it is in no function of `threading`
     thread.join(300)
     assert not thread.is_alive()
 
 
 class Script:
-    """A script that has a loss and its update, and is to group that with a count of batches."""
+    """A script with a loss and its update; `complete` groups the update with a batch counter."""
 
     def __init__(self):
         self.x = tf1.placeholder(tf.float32, [])

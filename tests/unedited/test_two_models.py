@@ -55,7 +55,7 @@ def test_what_became_of_one_is_beside_its_own_checkpoints(folders):
     with open(str(ill / 'slimguard' / 'learning_rate.json')) as file:
         assert json.load(file)['factor'] == 0.5
     assert not (healthy / 'slimguard' / 'learning_rate.json').exists()
-    for folder, is_lower in zip(folders, (False, True)):  # a restart goes on with its own
+    for folder, is_lower in zip(folders, (False, True)):  # a restart has its folder's own factor
         with slimguard.instrument('rollback:3x0.5', capture=False), LogLines() as lines:
             Model(folder).train(6)
         assert any('learning rate x0.5' in line for line in lines) == is_lower
@@ -75,7 +75,7 @@ def test_the_checkpoint_to_begin_at_again_is_of_the_one_that_was_ruined(folders)
 
 
 def trained_by(model, steps=BAD + 4):
-    """How far a model's weights go from where they began."""
+    """Trains; returns how far the model's weights moved."""
     before = model.session.run(model.weights)
     model.train(steps)
     return abs(model.session.run(model.weights) - before).sum()
@@ -98,7 +98,7 @@ class Written(Model):
 
 
 def search(folders, **options):
-    """One healthy model after one that a bad batch makes go back; how far both went, and said."""
+    """Trains a model that rolls back, then a healthy one; how far each moved, and the log lines."""
     healthy, ill = folders
     on_nan = 'rollback:3x0.5'
     with slimguard.instrument(on_nan, capture=False, **options), LogLines() as lines:
@@ -109,7 +109,7 @@ def search(folders, **options):
 @pytest.mark.full
 @pytest.mark.parametrize('gives_logdir', [False, True])
 def test_a_later_model_does_not_train_with_the_rate_of_an_earlier_one(folders, gives_logdir):
-    """As in a search for hyperparameters, where each has summaries from its start."""
+    """As in a search for hyperparameters; each model writes summaries from its start."""
     options = {'logdir': folders[0].parent / 'all'} if gives_logdir else {}
     plain = [trained_by(Written(folder)) for folder in (folders[1], folders[0])]
     went, lines = search(folders, **options)

@@ -1,4 +1,4 @@
-"""Loops that know nothing of slimguard: under `instrument`, each is guarded and obeys."""
+"""Loops without slimguard's functions: under `instrument`, each is guarded and obeys the policy."""
 
 import contextlib
 import functools
@@ -90,8 +90,8 @@ def in_threads(model, train_op, logdir, watch):
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         errors = []
-        # The third batch, which is bad, comes when the first two are written, and alone: else the
-        # global step of its incident is what another thread has made of it meanwhile.
+        # The third batch is bad. It comes after the first two are written, and with no other step
+        # beside it: else another thread may change the global step before the incident reads it.
         both, alone = threading.Barrier(2), threading.Lock()
 
         def train():
@@ -140,7 +140,7 @@ def run(loop, logdir, on_nan, bad=(2,), minimize=Linear.minimize, value=np.nan, 
 
 @functools.lru_cache(maxsize=None)
 def states_without_guard():
-    """Those after each step on good batches, the same in each loop; trained once for all."""
+    """The states after each step on good batches. All loops have the same, so one is run once."""
     return run(plain, None, None, bad=())
 
 
@@ -153,7 +153,7 @@ def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_p
     if loop is in_threads:
         assert len(records_in(tmp_path / 'guarded')) == 1
         return
-    # The bad batch is the third; what comes after it is not what an unguarded run draws there.
+    # The bad batch is the third; from there on, the unguarded run has other batches at each step.
     assert guarded[:2] == unguarded[:2]
     assert guarded[2] == guarded[1] != guarded[3]
     (record,) = records_in(tmp_path / 'guarded')
@@ -175,7 +175,7 @@ def test_raise_ends_it_with_the_incident(loop, tmp_path):
 @pytest.mark.full
 @other_loops
 def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
-    # These leave their own session cleanly.
+    # These loops ask whether to stop, and end without an error.
     asks = loop in (supervised, slim_learning)
     ends = contextlib.ExitStack() if asks else pytest.raises(tf.errors.OutOfRangeError)
     with ends:
@@ -190,7 +190,7 @@ def test_rollback_goes_back_and_the_loop_goes_on(loop, tmp_path):
     states = run(loop, tmp_path, 'rollback')
     (record,) = records_in(tmp_path)
     assert record['action'] == 'rollback' and record['restored'] is not None
-    if loop in (interactive, by_callable):  # nothing is saved: to before the first step
+    if loop in (interactive, by_callable):  # they save nothing, so back to before the first step
         assert [model_step(each) for each in states] == [1, 2, 0, 1, 2, 3]
 
 
@@ -218,7 +218,7 @@ def test_rollback_goes_back_to_what_the_scripts_own_saver_wrote(tmp_path):
 
 
 class OwnDescent(tf1.train.Optimizer):
-    """Runs no kernel of TensorFlow's, as optimizers in papers' repositories."""
+    """An optimizer without a kernel of TensorFlow's, as in repositories of papers."""
 
     def __init__(self):
         tf1.train.Optimizer.__init__(self, False, 'OwnDescent')
@@ -394,7 +394,7 @@ def test_a_script_ends_with_what_was_guarded_and_the_next_command(on_nan, status
     arguments = ['run', '--tf1', '--on_nan=' + on_nan, 'script.py']
     run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
     assert (run.returncode, run.stdout.strip()) == (status, ''), run.stderr
-    last = run.stderr.splitlines()[-2:]  # the error of 'raise' has ended with the command
+    last = run.stderr.splitlines()[-2:]  # the error of 'raise' ends with the command
     command, result = last if on_nan == 'raise' else reversed(last)
     assert result == 'slimguard: guarded Adam: %s' % said
     assert command.endswith('python -m slimguard report %s' % (tmp_path / 'logs'))
@@ -403,7 +403,7 @@ def test_a_script_ends_with_what_was_guarded_and_the_next_command(on_nan, status
     assert 'bad data' in incident['diagnosis'] and 'loss squares' in incident['reason']
     if on_nan == 'raise':
         assert 'NanLossError: Bad step at global step 5 (loss nan)' in run.stderr
-    # Nothing after the loop is run, and the exit status does not tell.
+    # Nothing after the loop runs, and the exit status does not show it.
     told = "'stop' ended the script inside its loop"
     newest = 'The newest checkpoint that it saved is %s.' % (tmp_path / 'logs' / 'model.ckpt-4')
     assert (told in run.stderr and newest in run.stderr) == (on_nan == 'stop')
@@ -461,7 +461,7 @@ def test_a_synchronous_optimizer_waits_for_no_token_that_a_bad_step_kept(tmp_pat
         return train_op
 
     def loop(model, train_op, logdir, watch):
-        settings = {'hooks': hooks, 'stop_grace_period_secs': 1}  # else plain TensorFlow waits, too
+        settings = {'hooks': hooks, 'stop_grace_period_secs': 1}  # by default a session waits long
         with tf1.train.MonitoredTrainingSession(**settings) as session:
             for _ in range(STEPS):
                 session.run(train_op)

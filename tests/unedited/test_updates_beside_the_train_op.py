@@ -1,4 +1,4 @@
-"""What a script writes in the run of its train op, and the train op does not need."""
+"""Writes of a script in the run of its train op that the train op does not need."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ STEPS, BAD = 6, 3
 
 
 class Script:
-    """A model of one layer, and a mean of its input that it may be normalized with."""
+    """A model of one layer, and a mean of its input, which may normalize the input."""
 
     def __init__(self, reads_mean=False):
         self.x = tf1.placeholder(tf.float32, [None, 4])
@@ -143,7 +143,7 @@ def test_a_learning_rate_that_is_set_in_the_same_run_is_left_alone(tmp_path, cap
 
 
 def recurrent(reads_again=False):
-    """A train op, what carries the two states of a layer on, and what is to be fed."""
+    """A train op, the op that keeps the two states of a layer, and the placeholder."""
     x = tf1.placeholder(tf.float32, [4])
     states = [
         tf1.get_variable(name, [4], initializer=tf1.zeros_initializer(), trainable=False)
@@ -164,7 +164,7 @@ def recurrent(reads_again=False):
 def test_only_an_update_that_takes_in_the_batch_is_said_to_see_it(
     tmp_path, caplog, takes_it_in, use_resource
 ):
-    """One may wait for the batch, or read a variable that the forward pass wrote just before."""
+    """An update may only wait for the batch, or read a variable that was written from the batch."""
     tf1.get_variable_scope().set_use_resource(use_resource)
     with guarded(tmp_path), tf1.Session() as session:
         x = tf1.placeholder(tf.float32, [4])
@@ -203,7 +203,7 @@ def test_the_state_of_a_recurrent_layer_is_carried_on_behind_the_gate(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize('use_resource, reads_again', [(True, True), (False, False)])
 def test_each_variable_that_stays_outside_is_named(tmp_path, use_resource, reads_again):
-    """The gradient of the weights reads a state too, which is that of a ref variable's memory."""
+    """The gradient of the weights reads the states again, or reads a ref variable's memory."""
     tf1.get_variable_scope().set_use_resource(use_resource)
     with guarded(tmp_path) as guards, LogLines() as lines, tf1.Session() as session:
         train_op, keep, x = recurrent(reads_again)
@@ -226,7 +226,7 @@ def table():
 @pytest.mark.full
 @pytest.mark.parametrize('is_read', [False, True])
 def test_a_table_is_written_behind_the_gate_as_variables_are(tmp_path, is_read):
-    """As the priorities of samples that are drawn again."""
+    """Such as the priorities of samples that are drawn again."""
     with guarded(tmp_path), LogLines() as lines, tf1.Session() as session:
         x = tf1.placeholder(tf.float32, [2, 3])
         weights = tf1.get_variable('w', [3, 1])

@@ -1,4 +1,4 @@
-"""Writes down which kernels a TensorFlow has for GPUs, for tests on machines that have none.
+"""Lists the GPU kernels of a TensorFlow, for tests on machines without a GPU.
 
     python tests/data/gpu_kernels/make.py        # in an environment with such a TensorFlow
 
@@ -14,12 +14,12 @@ import sys
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-# `DEFAULT` is any device: the kernel leaves its numbers in the memory of the host.
+# `DEFAULT` stands for any device; such a kernel keeps its numbers in the host's memory.
 DEVICES = ('GPU', 'DEFAULT')
 
 
 def registered():
-    """For each kernel: its op, the dtypes of each attribute, and what stays on the host."""
+    """Yields for each kernel its op, the dtypes of each attribute, and the host arguments."""
     for kernel in kernels.get_all_registered_kernels().kernel:
         if kernel.device_type in DEVICES and not kernel.label:
             dtypes = {
@@ -30,7 +30,7 @@ def registered():
 
 
 def joined(found):
-    """Those that differ in the dtypes of one attribute alone are one."""
+    """Joins kernels that differ only in the dtypes of one attribute."""
     found = list(found)
     for attribute in sorted({name for _, dtypes, _ in found for name in dtypes}):
         groups = {}

@@ -18,7 +18,7 @@ assert np.dtype(np.long).kind == 'i'
 assert np.isnan(np.NaN) and -np.Inf == np.NINF
 assert np.asscalar(x[2:]) == np.product([1.0, 3.0]) == 3
 
-np.int = np.int64  # as many a script did to go on
+np.int = np.int64  # many scripts mended it so
 assert np.int is np.int64
 assert not hasattr(np, 'no_such_name')
 print('the end')

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import slimguard
 
-# Behind all else: beside an installed wheel, only the tests are to be found there.
+# At the end of the path, so that an installed slimguard comes first; only `tests` is needed here.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 
 from tests.helpers.models import Linear  # noqa: E402

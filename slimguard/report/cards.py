@@ -268,7 +268,7 @@ def opened_of(read: Bundle, most: int) -> Opened:
     bad_rows = {name: bad for name in fitting if name in suspects}
     opened = opened._replace(
         bad_rows=bad,
-        batch=samples.in_numbers(drawn, bad_rows, suspects),
+        batch=samples.in_numbers(drawn, bad_rows, suspects, _places(said)),
         sheets=samples.sheets(drawn, {} if said.get('phase') == Phase.INPUT else bad_rows, most),
     )
     if all(map(samples.is_finite, drawn.values())):
@@ -290,6 +290,17 @@ def _drawn_by_the_user(read: Bundle) -> Dict[str, np.ndarray]:
         name: value
         for name, value in read.values.items()
         if not name.startswith('slimguard/') and 'Random' not in sources[name][1]
+    }
+
+
+def _places(said: Dict[str, Any]) -> Dict[str, List[Tuple[int, ...]]]:
+    """The indices of the first numbers that the op at fault cannot take, by its inputs' names."""
+    return {
+        given['name']: [
+            tuple(map(int, place.split(',')))
+            for place in re.findall(r' at \[([\d, ]+)\]', given.get('where') or '')
+        ]
+        for given in said.get('inputs') or ()
     }
 
 

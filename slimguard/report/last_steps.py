@@ -9,6 +9,7 @@ from slimguard.report.loss_history import LEAST_POINTS
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
 _FAR = 2.0  # orders of magnitude above the median: no usual step is so far above it
+_UNNUMBERED = 'steps before the last one'
 _MOST_CALM = 4  # the largest number of usual steps between two steps of one explosion
 
 
@@ -49,7 +50,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     has_numbers = None not in step
     return LastSteps(
         step=list(map(int, step)) if has_numbers else list(range(1 - count, 1)),
-        axis='global step' if has_numbers else 'steps before the last one',
+        axis='global step' if has_numbers else _UNNUMBERED,
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
         learning_rate=_column(last['learning_rate']),
@@ -126,11 +127,13 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     if not is_all:
         told = 'the gradient of %s %s' % (variables(*steps.gradients[row]), _far(here[row]))
         told += '; %d of %d gradients left their usual range' % (far, len(here)) if far > 1 else ''
+    later = len(steps.step) - 1 - column
+    before = '%d step%s before the last' % (later, 's' * (later > 1)) if later else 'the last'
     where = 'At step %d' % steps.step[column]
-    if steps.step.count(steps.step[column]) > 1:
-        later = len(steps.step) - 1 - column
-        steps_later = '1 step' if later == 1 else '%d steps' % later
-        where += ' (%s)' % (steps_later + ' before the last' if later else 'the last')
+    if steps.axis == _UNNUMBERED:
+        where = before[:1].upper() + before[1:] if later else 'At the last step'
+    elif steps.step.count(steps.step[column]) > 1:
+        where += ' (%s)' % before
     return Beginning(column, None if is_all else row, '%s: %s.' % (where, told))
 
 

@@ -7,6 +7,7 @@ XML escapes the text in them. The picture has the loss and the most important in
 
 import functools
 import io
+import itertools
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import jinja2
@@ -82,11 +83,12 @@ def render(data: ReportData) -> str:
 
 def _content(data: ReportData) -> Dict[str, Any]:
     """All that the page shows, by the names that the template uses."""
+    rows = _rows(data.incidents)
+    left_out = sum(rows[_MOST_ROWS:], [])
     links = {
-        it.number: '#row-%d' % min(it.number, _MOST_ROWS + 1)
-        if it.opened is None
-        else '#' + it.opened.name
-        for it in data.incidents
+        it.number: '#row-%d' % row[0].number if it.opened is None else '#' + it.opened.name
+        for row in [*rows[:_MOST_ROWS], left_out]
+        for it in row
     }
     loss = None
     if charts is not None:
@@ -99,12 +101,24 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'drawings_of': lambda it, is_alike: _drawings(it, _svg, is_alike),
         'loss': loss,
         'no_charts': no_charts,
-        'rows': data.incidents[:_MOST_ROWS],
-        'left_out': data.incidents[_MOST_ROWS:],
+        'rows': rows[:_MOST_ROWS],
+        'left_out': left_out,
         'links': links,
         'number': last_steps.number,
         'when': record_file.when,
     }
+
+
+def _rows(incidents: List[IncidentView]) -> List[List[IncidentView]]:
+    """The rows of the table: an incident, or several without bundles that follow one another.
+
+    Those of one row have the same texts, and may differ in number, step, loss and time.
+    """
+
+    def texts(it: IncidentView) -> Any:
+        return it.number if it.opened else (it.cause, it.done, it.notes, it.norm)
+
+    return [list(row) for _, row in itertools.groupby(incidents, texts)]
 
 
 def _svg(chart: Any, name: str) -> Any:

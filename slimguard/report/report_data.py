@@ -42,7 +42,11 @@ NO_EVENT_FILES = (
     'has the loss of all of the training. A plain session also needs a '
     'tf.compat.v1.summary.FileWriter(logdir), to which your loop adds the summary.'
 )
-TOO_FEW_POINTS = 'There are too few points for a curve.'
+TOO_FEW_POINTS = (
+    'There are too few points for a curve. For a point every 10 steps, add this to the hooks of '
+    'the training: tf.compat.v1.train.SummarySaverHook(10, output_dir=logdir, summary_op='
+    "tf.compat.v1.summary.scalar('total_loss', total_loss, collections=[]))."
+)
 
 
 class ReportData(NamedTuple):
@@ -220,7 +224,7 @@ def kinds_of(data: ReportData) -> List[Kind]:
 
 
 def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: ReportData) -> str:
-    told = []
+    told, left_out = [], not_examined(members)
     if len(members) > 1:
         steps = sorted({i.step for i in members if i.step is not None})
         where = ' at step %d' if len(steps) == 1 else ', steps %d to %d'
@@ -228,8 +232,8 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
         # If these are all incidents, the page has their number and actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
         many = '%d incidents of this kind%s: %s' % (len(members), where, _done(members))
-        told.append(where.lstrip(', ') if is_all else many)
-    left_out = not_examined(members)
+        # NOT_EXAMINED speaks of "them", so the incidents are named before it.
+        told.append(where.lstrip(', ') if is_all and not left_out else many)
     if left_out:
         told.append(NOT_EXAMINED % left_out)
     elif not any(it.diagnosis for it in members):

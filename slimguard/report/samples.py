@@ -183,7 +183,9 @@ def caption(sheet: Sheet) -> str:
     told = 'Black is %.4g and white %.4g' % (sheet.black, sheet.white)
     shown = len(sheet.samples)
     if shown < sheet.rows:
-        told += '; %d of the %d samples are shown, bad ones before others' % (shown, sheet.rows)
+        told += '; %d of the %d samples are shown' % (shown, sheet.rows)
+        is_known = any(it.bad or it.suspect for it in sheet.samples)
+        told += ', bad ones before others' if is_known else ''
     return told + '.'
 
 
@@ -211,6 +213,7 @@ def in_numbers(
     values: Dict[str, np.ndarray],
     bad_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     suspects: Sequence[str] = (),
+    places: Mapping[str, Sequence[Tuple[int, ...]]] = MappingProxyType({}),
 ) -> List[Numbers]:
     """The arrays that are no images: non-finite ones first, then suspects, then the largest.
 
@@ -218,13 +221,14 @@ def in_numbers(
       values: arrays by Tensor names; those that hold no numbers are left out.
       bad_rows: the rows at fault, by Tensor names. Rows that are not finite are bad as well.
       suspects: the names of the arrays that made a later tensor bad.
+      places: the indices of numbers at fault, by Tensor names. They are put into brackets.
     """
     found = []
     for name, value in values.items():
         value = np.asarray(value)
         if not value.size or value.dtype.kind in 'OSU' or as_images(value) is not None:
             continue
-        lines = _lines(value, set(bad_rows.get(name, ())))
+        lines = _lines(value, set(bad_rows.get(name, ())), places.get(name, ()))
         outline = '%s%s' % (value.dtype, list(value.shape) if value.ndim else ', a scalar')
         if value.ndim and len(lines) < len(value) and lines[0].startswith('row'):
             outline += ', %d of %d rows' % (len(lines), len(value))
@@ -234,7 +238,7 @@ def in_numbers(
     return [shown for _, shown in sorted(found, key=lambda each: each[0])][:_MOST_SHEETS]
 
 
-def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
+def _lines(value: np.ndarray, bad: Set[int], places: Sequence[Tuple[int, ...]]) -> List[str]:
     is_float = value.dtype.kind not in 'iub'
     form = '%.4g' if is_float else '%d'
     if not value.ndim:
@@ -245,10 +249,14 @@ def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
     if is_float:
         bad = bad | set(np.flatnonzero(~np.isfinite(numbers(flat)).all(axis=1)).tolist())
     good = [row for row in range(min(len(value), len(bad) + 2)) if row not in bad]
+    at_fault = {divmod(int(np.ravel_multi_index(it, value.shape)), flat.shape[1]) for it in places}
     lines = []
     for row in sorted(bad)[:_MOST_ROWS] + good[: 1 if bad else 2]:
         shown = numbers(flat[row]) if is_float else flat[row]
-        said = ' '.join(form % number for number in shown[:_MOST_NUMBERS].tolist())
+        said = ' '.join(
+            ('[%s]' if (row, column) in at_fault else '%s') % (form % number)
+            for column, number in enumerate(shown[:_MOST_NUMBERS].tolist())
+        )
         more = ' \N{HORIZONTAL ELLIPSIS}' if len(shown) > _MOST_NUMBERS else ''
         which = ', bad' if row in bad else ', good' if bad else ''
         lines.append('row %d%s: %s%s' % (row, which, said, more))

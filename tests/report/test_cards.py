@@ -74,6 +74,13 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     assert page.render(data).count('What to do') == 1
 
 
+def test_incidents_that_were_not_examined_are_told_of_after_their_number():
+    data = data_of((None, 'skip', NAN), (None, 'skip', NAN), (None, 'skip', NAN))
+    data.incidents[0] = dataclasses.replace(data.incidents[0], diagnosis='it was', tensors=())
+    (kind,) = report_data.kinds_of(data)
+    assert kind.said.startswith('3 incidents of this kind: 3 skipped; 2 of them look the same, ')
+
+
 def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
     causes = [
         'in the input: bad data: 1 NaN among 2048 values, in row 0',

@@ -88,6 +88,15 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     assert began(norms).said == said
 
 
+def test_without_step_numbers_it_counts_back_from_the_last_step():
+    norms = np.ones([20, 2])
+    norms[19] = NAN
+    assert began(norms, step=[NAN] * 20).said == 'At the last step: no gradient is finite.'
+    norms[15:19, 0] = 1e3
+    said = began(norms, step=[NAN] * 20).said
+    assert said.startswith('4 steps before the last: the gradient of layer0/weights goes above')
+
+
 def test_it_begins_where_the_last_explosion_does():
     norms = np.ones([60, 3])
     assert began(np.random.RandomState(0).lognormal(0, 0.5, [200, 30])) is None

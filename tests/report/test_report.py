@@ -295,13 +295,17 @@ def test_a_record_of_anything_makes_a_page(tmp_path):
     assert harmless(seen)
     found = record_file.read_record(tmp_path)
     assert found.unreadable + len(found.incidents) == len(lines) + 3
-    assert len(rows_of(seen)) == len(found.incidents)
+    assert rows_of(seen)
+    numbers = re.findall('scope="row" class="number">([0-9]+)(?: to ([0-9]+))?<', page_of(tmp_path))
+    ends = [(int(first), int(last or first)) for first, last in numbers]
+    shown = [number for first, last in ends for number in range(first, last + 1)]
+    assert shown == list(range(1, len(found.incidents) + 1))
     assert '%d lines of the record could not be read' % found.unreadable in seen.text
 
 
 @pytest.mark.full
 def test_of_thousands_of_incidents_the_table_has_the_first(tmp_path):
-    record(tmp_path, *[line(step=step, action='skip') for step in range(5000)])
+    record(tmp_path, *[line(step=n, action='skip', reason='xy'[n % 2]) for n in range(5000)])
     test_loss_history.write(tmp_path, [(step, 1.0) for step in range(0, 5000, 1000)])
     seen = see(tmp_path)
     assert len(rows_of(seen)) == 200 + 1
@@ -309,6 +313,20 @@ def test_of_thousands_of_incidents_the_table_has_the_first(tmp_path):
     # Each mark links to the row of its first incident, or to the row that stands for left out ones.
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
     assert {'row-1', 'row-201'} <= {a['href'][1:] for a in seen.of('a')} <= targets
+
+
+def test_incidents_that_follow_one_another_and_look_alike_have_one_row(tmp_path):
+    alike = [line(step=step, action='skip', loss=step) for step in (46, 50, 400)]
+    record(tmp_path, line(step=2, action='skip', reason='other'), *alike, line(step=401))
+    seen = see(tmp_path)
+    assert [row['id'] for row in rows_of(seen)] == ['row-1', 'row-2', 'row-5']
+    words = [word.strip() for word in seen.words]
+    assert words.count('2 to 4') == words.count('46 to 400') == 1
+    assert words.count('3 incidents alike') == 1
+    assert page_of(tmp_path).count('data-name="loss"></td>') == 1  # their losses differ
+    record(tmp_path, *[line(step=None, action='skip')] * 30)
+    words = see(tmp_path).words
+    assert words.count('1 to 30') == 1 and words.count('NaN') == 1
 
 
 @pytest.mark.parametrize('unsaid', [{}, {'action': None}, {'action': ''}])
@@ -449,7 +467,9 @@ def test_a_record_that_cannot_be_read_is_an_error_and_the_page_is_made(tmp_path,
 
 
 def test_foreign_lines_are_counted_and_those_of_ours_shown(tmp_path, capsys):
-    record(tmp_path, line(step=7), '{"event": "start"}', line(step=8), 'null', '{"ste')
+    record(
+        tmp_path, line(step=7), '{"event": "start"}', line(step=8, action='skip'), 'null', '{"ste'
+    )
     seen = see(tmp_path)
     assert len(rows_of(seen)) == 2
     said = '3 lines of the record could not be read; a kill can cut one short.'

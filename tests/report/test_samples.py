@@ -77,6 +77,23 @@ def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one
     assert numbers['y:0'] == 'row 0, bad: 0\nrow 1, good: 1'
 
 
+def test_a_number_at_fault_is_in_brackets():
+    drawn = {'x:0': np.arange(6, dtype=np.float32).reshape(3, 2), 'y:0': np.arange(3)}
+    numbers = lines_of(drawn, {'x:0': [1]}, (), {'x:0': [(1, 1)], 'y:0': [(0,)]})
+    assert numbers['x:0'] == 'row 1, bad: 2 [3]\nrow 0, good: 0 1'
+    assert numbers['y:0'] == 'row 0: [0]\nrow 1: 1'
+
+
+def test_it_speaks_of_bad_samples_only_if_one_is_known():
+    value = batch(rows=40)
+    (sheet,) = samples.sheets({'x:0': value})
+    assert samples.caption(sheet).endswith('; 16 of the 40 samples are shown.')
+    (sheet,) = samples.sheets({'x:0': value}, {'x:0': [33]})
+    assert samples.caption(sheet).endswith(
+        '; 16 of the 40 samples are shown, bad ones before others.'
+    )
+
+
 def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
     value = batch(rows=2, side=500, channels=3)
     value[1, 499, 3, 2] = np.nan

@@ -150,36 +150,23 @@ def test_reviving_twice_is_reviving_once(slim):
     assert all(values)
 
 
-@pytest.mark.full
-def test_import_waits_for_tf_slim_and_revives_it_once():
+@pytest.mark.parametrize('before', ['tensorflow', 'slimguard'])
+def test_the_names_are_there_once_slimguard_and_tensorflow_are_imported_in_any_order(before):
     run_python(
         """
-        from slimguard import compat
+        import %s
+        assert ('tensorflow' in sys.modules) == (%r == 'tensorflow')
+        import slimguard
+        import tensorflow.compat.v1 as tf
         from slimguard.compat import repairs
 
-        compat.on_slim_import()
-        compat.on_slim_import()
-        assert 'tensorflow' not in sys.modules
-        watchers = [f for f in sys.meta_path if isinstance(f, repairs.SlimWatcher)]
-        assert len(watchers) == 1
-        import tf_slim
-        assert not any(isinstance(f, repairs.SlimWatcher) for f in sys.meta_path)
         assert not repairs.missing_rows()
         assert 'tf_keras' not in sys.modules
+        assert 'slimguard' not in type(sys.modules['tensorflow'].__loader__).__module__
+        tf.disable_v2_behavior()
+        tf.layers.dense(tf.placeholder(tf.float32, [2, 3]), 1)
         """
-    )
-
-
-def test_a_tf_slim_that_is_imported_already_is_revived_at_once():
-    run_beside_tensorflow(
-        """
-        import tf_slim
-        from slimguard import compat
-        from slimguard.compat import repairs
-
-        compat.on_slim_import()
-        assert not repairs.missing_rows()
-        """
+        % (before, before)
     )
 
 

@@ -22,11 +22,21 @@ VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
 tf1 = tf.compat.v1
 
 
-def run_python(code, without=(), run=python):
+# Then code can import slimguard's modules, but slimguard/__init__.py does not run: it asks for
+# TensorFlow, and puts the names back.
+_NOT_INITIALIZED = """
+import types
+package = sys.modules['slimguard'] = types.ModuleType('slimguard')
+package.__path__ = [%r]
+""" % slimguard.__path__[0]
+
+
+def run_python(code, without=(), run=python, initializes=True):
     """Runs code in a Python of its own, in which some packages cannot be imported."""
     begin = 'import sys\nsys.path[:0] = {!r}\nsys.modules.update(dict.fromkeys({!r}))\n'.format(
         [str(ROOT)], list(without)
     )
+    begin += '' if initializes else _NOT_INITIALIZED
     done = run('-c', begin + textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -102,7 +112,8 @@ def test_the_missing_names_are_put_back_and_none_that_is_there(slim_folder):
         put_back = {repair.name for repair in test_compat.compat.revive()}
         assert missing <= put_back and put_back.isdisjoint(there)
         """
-        % slim_folder
+        % slim_folder,
+        initializes=False,
     )
 
 
@@ -127,7 +138,8 @@ def test_nothing_that_tensorflow_has_is_replaced():
         # A lazy loader gives its place to what it loads: here two had nothing to load.
         assert all('LazyLoader' in type(value).__name__ for value in replaced), replaced
         assert len(replaced) <= 2
-        """
+        """,
+        initializes=False,
     )
 
 
@@ -230,11 +242,6 @@ def test_without_keras_batch_norm_says_what_to_install():
 def test_without_tensorflow_the_error_says_what_to_install():
     out = run_python(
         """
-        import types
-
-        # Without running slimguard/__init__.py, which asks for TensorFlow.
-        package = sys.modules['slimguard'] = types.ModuleType('slimguard')
-        package.__path__ = [%r]
         from slimguard import compat
         for function in compat.require_tensorflow, compat.revive, compat.import_slim:
             try:
@@ -242,9 +249,9 @@ def test_without_tensorflow_the_error_says_what_to_install():
             except ImportError as error:
                 print(error)
         print(compat.report())
-        """
-        % os.path.dirname(slimguard.__file__),
+        """,
         without=['tensorflow'],
+        initializes=False,
     )
     errors, report = out.splitlines()[:3], out.split('\n', 3)[3]
     for advice in 'the TensorFlow that you have', INSTALL_TENSORFLOW, 'tensorflow-cpu':

@@ -133,8 +133,10 @@ class TensorFlowWatcher:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != 'tensorflow':
             return None
-        others = [each.find_spec for each in sys.meta_path if each is not self]
-        spec = next(filter(None, (find(name, path, target) for find in others)), None)
+        # Old finders, such as one of setuptools on Python 3.7, have no find_spec.
+        finds = [getattr(each, 'find_spec', None) for each in sys.meta_path if each is not self]
+        specs = (find(name, path, target) for find in finds if find is not None)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _RevivingLoader(spec.loader)
         return spec

@@ -16,7 +16,7 @@ from slimguard import compat as _compat
 
 __version__ = '0.1.0'
 
-_compat.on_slim_import()
+_compat.on_tensorflow_import()
 
 
 # For type checkers and editors. Python imports each of these when its name is first used.

@@ -148,8 +148,9 @@ def _no_command(given: str, commands: Iterable[str]) -> str:
     """The error for an unknown command, with the one that may be meant."""
     if os.path.exists(given) and not difflib.get_close_matches(given, commands):
         return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
-    near = difflib.get_close_matches(given, commands, 1) or commands
-    return 'there is no command %r; did you mean %s?' % (given, ', '.join(near))
+    near = difflib.get_close_matches(given, commands, 1)
+    hint = 'did you mean %s?' % near[0] if near else 'the commands: ' + ', '.join(commands)
+    return 'there is no command %r; %s' % (given, hint)
 
 
 def _name_of(argument: str) -> str:

@@ -2,7 +2,7 @@
 
 tf-slim uses private names in ``tensorflow.python``, which TensorFlow 2.13 and later have moved.
 `revive` puts these names back where the installed tf-slim looks for them, if they are missing
-there, and changes nothing else. ``import slimguard`` makes this happen before tf-slim is first
+there, and changes nothing else. ``import slimguard`` makes this happen as soon as TensorFlow is
 imported.
 
 Example::
@@ -27,7 +27,7 @@ from slimguard.compat.repairs import (
     Repair,
     import_slim,
     marks_of,
-    on_slim_import,
+    on_tensorflow_import,
     require_tensorflow,
     revive,
 )
@@ -38,7 +38,7 @@ __all__ = [
     'Report',
     'import_slim',
     'marks_of',
-    'on_slim_import',
+    'on_tensorflow_import',
     'report',
     'require_tensorflow',
     'revive',

@@ -19,7 +19,6 @@ from slimguard.compat.repairs import (
     require_tensorflow,
     revive,
     source_of,
-    stop_watching,
 )
 
 # TensorFlow's package goes by many names; the first that is installed counts.
@@ -73,7 +72,6 @@ def report() -> Report:
 
 def _missing_slim_itself() -> List[Missing]:
     """tf-slim, if it is missing, where TensorFlow and its `tf.contrib.slim` cannot be imported."""
-    stop_watching()  # the watcher would import TensorFlow as soon as tf-slim is looked for
     return [] if find_spec('tf_slim') else [NO_SLIM]
 
 

@@ -1,6 +1,7 @@
 """Puts back the names that tf-slim uses and the installed TensorFlow lacks; imports TF-Slim."""
 
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import sys
@@ -108,7 +109,6 @@ def revive() -> Tuple[Repair, ...]:
       ImportError: if TensorFlow is not installed.
     """
     require_tensorflow()
-    stop_watching()
     for row in missing_rows():
         if _put_back(row):
             put_back_rows.append(row)
@@ -116,31 +116,46 @@ def revive() -> Tuple[Repair, ...]:
     return tuple(Repair(name, source) for name, source in sources if source)
 
 
-def on_slim_import() -> None:
-    """Revives tf-slim now if it is imported already, else just before its first import.
+def on_tensorflow_import() -> None:
+    """Puts the names back now if TensorFlow is imported already, else just after its import.
 
-    Imports nothing itself, so that ``import slimguard`` stays quick.
+    Imports no TensorFlow itself, so that ``import slimguard`` stays quick.
     """
-    if 'tf_slim' in sys.modules:
+    if sys.modules.get('tensorflow') is not None:
         revive()
-    elif not any(isinstance(finder, SlimWatcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, SlimWatcher())
+    elif not any(isinstance(finder, TensorFlowWatcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, TensorFlowWatcher())
 
 
-class SlimWatcher:
-    """A finder for ``sys.meta_path`` that finds nothing, but notices when tf-slim is imported.
+class TensorFlowWatcher:
+    """A finder for ``sys.meta_path``: finds TensorFlow as the others do, and has it revived."""
 
-    The finders after it then import tf-slim as usual.
-    """
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != 'tensorflow':
+            return None
+        # Old finders, such as one of setuptools on Python 3.7, have no find_spec.
+        finds = [getattr(each, 'find_spec', None) for each in sys.meta_path if each is not self]
+        specs = (find(name, path, target) for find in finds if find is not None)
+        spec = next(filter(None, specs), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RevivingLoader(spec.loader)
+        return spec
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == 'tf_slim':
-            revive()
 
+class _RevivingLoader(importlib.abc.Loader):
+    """Lets TensorFlow's own loader import it, and puts the names back."""
 
-def stop_watching() -> None:
-    """Removes the watcher."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SlimWatcher)]
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        # Code that asks a module for its loader finds TensorFlow's own.
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        revive()
 
 
 def missing_rows() -> List[Row]:

@@ -107,7 +107,7 @@ def _list(folder: str, without: Optional[int]) -> int:
     option = '' if without is None else '--without %d ' % without
     terminal.complain(
         '%s is a log directory with the bundles above, the newest last. Choose one: '
-        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(paths[0]))
+        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(paths[-1]))
     )
     return 2
 

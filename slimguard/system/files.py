@@ -248,7 +248,8 @@ def write_atomically(
         with contextlib.suppress(*errors(path)):
             os.remove(making) if gfile is None else gfile.remove(making)
         if isinstance(error, OSError) and error.filename == making:
-            error.filename, error.filename2 = path, None  # users do not know the temporary name
+            error.filename = path  # users do not know the temporary name
+            del error.filename2  # with None the message would end in "-> None"
         raise
 
 

@@ -6,7 +6,7 @@ Imports no TensorFlow for a local path.
 import contextlib
 import fnmatch
 import os
-from typing import Iterable, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 from slimguard.system import files, texts
 
@@ -15,6 +15,8 @@ _MARKS = (
     *('events.out.tfevents.*', 'graph.pbtxt'),
 )
 _FOLDER = 'slimguard'
+# The folder that `run` makes for the records of scripts that have saved nothing yet.
+FALLBACK = 'slimguard-logs'
 _MOST_NAMES = 5
 # A folder named slimguard may also be a copy of this package.
 _MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'report.*', '.making-*')
@@ -61,7 +63,7 @@ def what_is_missing(logdir: str) -> Optional[str]:
             return '%s is a bundle, and no logdir: give %s' % (logdir, os.path.dirname(parent))
     except files.errors(logdir) as error:
         return cannot_be_read(logdir, error)
-    below = [name for name in sorted(names) if _is_one_below(os.path.join(logdir, name))]
+    below = _below(logdir, names)
     cure = 'Give the folder that holds these; ' + NAMED_BY
     if below:
         cure = 'Give one of the folders in it: ' + texts.listed(below, _MOST_NAMES)
@@ -73,6 +75,15 @@ def what_is_missing(logdir: str) -> Optional[str]:
 
 def _is_one(logdir: str, names: Sequence[str]) -> bool:
     return _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir))
+
+
+def _below(folder: str, names: Sequence[str]) -> List[str]:
+    """The logdirs in a folder and in its `slimguard-logs`; first those with a record."""
+    records = os.path.join(folder, FALLBACK)
+    with contextlib.suppress(*files.errors(records)):
+        names = [*names, *(os.path.join(FALLBACK, name) for name in files.list_dir(records))]
+    found = [name for name in sorted(names) if _is_one_below(os.path.join(folder, name))]
+    return sorted(found, key=lambda name: not _is_ours(os.path.join(folder, name)))
 
 
 def _is_one_below(path: str) -> bool:

@@ -33,7 +33,7 @@ class Account:
       skipped: in how many of them a batch was skipped.
       why_skipped: the cause of the last skipped batch that was diagnosed.
       learning_rate: the factor of the learning rate since the last rollback, if it has one.
-      logdirs: by logdir with a record and bundles, the number of incidents there.
+      logdirs: by logdir with a record and bundles, the numbers of incidents and of refused saves.
       missing: by logdir, how many incidents could not be written to its record.
       runs: how many runs of sessions are not known to train.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
@@ -58,7 +58,7 @@ class Account:
         self.steps = self.skipped = 0
         self.why_skipped = ''
         self.learning_rate: Optional[float] = None
-        self.logdirs: Dict[str, int] = {}
+        self.logdirs: Dict[str, Dict[str, int]] = {}
         self.missing: Dict[str, int] = {}
         self.runs = 0
         self.writing_runs = 0
@@ -135,12 +135,13 @@ class Account:
             self.actions[action] = self.actions.get(action, 0) + 1
             self.learning_rate = incident.learning_rate or self.learning_rate
         if logdir is not None:
-            self._note_record(logdir, len(incidents))
+            self._note_record(logdir, len(incidents), 'incident')
             if missing:
                 self.missing[logdir] = self.missing.get(logdir, 0) + missing
 
-    def _note_record(self, logdir: str, incidents: int) -> None:
-        self.logdirs[logdir] = self.logdirs.get(logdir, 0) + incidents
+    def _note_record(self, logdir: str, number: int, what: str) -> None:
+        there = self.logdirs.setdefault(logdir, {})
+        there[what] = there.get(what, 0) + number
 
     def note_saved(self, said: str) -> None:
         """Notes the checkpoint that was saved at a signal, in words."""
@@ -154,7 +155,7 @@ class Account:
         """Notes a save that was refused for variables of these names, and where the record is."""
         self.refused_saves += 1
         self.not_finite.update(dict.fromkeys(names))
-        self._note_record(logdir, 1)
+        self._note_record(logdir, 1, 'refused save')
 
     def log_at_end(self) -> None:
         """Logs the skipped steps, and a step that was far beyond all before it."""
@@ -212,8 +213,11 @@ class Account:
         there = [logdir for logdir in self.logdirs if logdir != told and _has_record(logdir)]
         if len(there) < 2:
             return list(map(report_hint, there))
-        counts = (' (%s)' % _counted(self.logdirs[logdir], 'incident') for logdir in there)
-        return [report_hint(*each) for each in zip(there[:_MOST_NAMES], counts)]
+        return [report_hint(each, ' (%s)' % self._held(each)) for each in there[:_MOST_NAMES]]
+
+    def _held(self, logdir: str) -> str:
+        """What a logdir's record has of this run, counted."""
+        return ', '.join(_counted(n, what) for what, n in self.logdirs[logdir].items())
 
     def _saves(self) -> str:
         """How many saves were refused."""

@@ -19,7 +19,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver, SavingSession
 from slimguard.checkpoints.step_turn import prepare_turn
 from slimguard.graph.sessions import OWN_WORK, Inside
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.system.signals import is_main_thread
 from slimguard.unedited.ending import Account
@@ -189,15 +189,11 @@ def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
         return len(tf1.global_variables()) <= count == _size_of(prefix)
 
 
-# The folder for records of scripts that save nothing before their first incident.
-FALLBACK = 'slimguard-logs'
-
-
 class FallbackFolder:
     """A folder in `slimguard-logs` for one start of a script, made when it is first asked for."""
 
     def __init__(self) -> None:
-        self._parent = os.path.abspath(FALLBACK)  # the script may go to another directory
+        self._parent = os.path.abspath(logdirs.FALLBACK)  # the script may go to another directory
         self._started = time.strftime('%Y%m%d-%H%M%S')
         self._path: Optional[str] = None
         self._lock = threading.RLock()  # a signal may come in the middle

@@ -22,11 +22,21 @@ VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
 tf1 = tf.compat.v1
 
 
-def run_python(code, without=(), run=python):
+# Then code can import slimguard's modules, but slimguard/__init__.py does not run: it asks for
+# TensorFlow, and puts the names back.
+_NOT_INITIALIZED = """
+import types
+package = sys.modules['slimguard'] = types.ModuleType('slimguard')
+package.__path__ = [%r]
+""" % slimguard.__path__[0]
+
+
+def run_python(code, without=(), run=python, initializes=True):
     """Runs code in a Python of its own, in which some packages cannot be imported."""
     begin = 'import sys\nsys.path[:0] = {!r}\nsys.modules.update(dict.fromkeys({!r}))\n'.format(
         [str(ROOT)], list(without)
     )
+    begin += '' if initializes else _NOT_INITIALIZED
     done = run('-c', begin + textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -102,7 +112,8 @@ def test_the_missing_names_are_put_back_and_none_that_is_there(slim_folder):
         put_back = {repair.name for repair in test_compat.compat.revive()}
         assert missing <= put_back and put_back.isdisjoint(there)
         """
-        % slim_folder
+        % slim_folder,
+        initializes=False,
     )
 
 
@@ -127,7 +138,8 @@ def test_nothing_that_tensorflow_has_is_replaced():
         # A lazy loader gives its place to what it loads: here two had nothing to load.
         assert all('LazyLoader' in type(value).__name__ for value in replaced), replaced
         assert len(replaced) <= 2
-        """
+        """,
+        initializes=False,
     )
 
 
@@ -150,36 +162,23 @@ def test_reviving_twice_is_reviving_once(slim):
     assert all(values)
 
 
-@pytest.mark.full
-def test_import_waits_for_tf_slim_and_revives_it_once():
+@pytest.mark.parametrize('before', ['tensorflow', 'slimguard'])
+def test_the_names_are_there_once_slimguard_and_tensorflow_are_imported_in_any_order(before):
     run_python(
         """
-        from slimguard import compat
+        import %s
+        assert ('tensorflow' in sys.modules) == (%r == 'tensorflow')
+        import slimguard
+        import tensorflow.compat.v1 as tf
         from slimguard.compat import repairs
 
-        compat.on_slim_import()
-        compat.on_slim_import()
-        assert 'tensorflow' not in sys.modules
-        watchers = [f for f in sys.meta_path if isinstance(f, repairs.SlimWatcher)]
-        assert len(watchers) == 1
-        import tf_slim
-        assert not any(isinstance(f, repairs.SlimWatcher) for f in sys.meta_path)
         assert not repairs.missing_rows()
         assert 'tf_keras' not in sys.modules
+        assert 'slimguard' not in type(sys.modules['tensorflow'].__loader__).__module__
+        tf.disable_v2_behavior()
+        tf.layers.dense(tf.placeholder(tf.float32, [2, 3]), 1)
         """
-    )
-
-
-def test_a_tf_slim_that_is_imported_already_is_revived_at_once():
-    run_beside_tensorflow(
-        """
-        import tf_slim
-        from slimguard import compat
-        from slimguard.compat import repairs
-
-        compat.on_slim_import()
-        assert not repairs.missing_rows()
-        """
+        % (before, before)
     )
 
 
@@ -243,11 +242,6 @@ def test_without_keras_batch_norm_says_what_to_install():
 def test_without_tensorflow_the_error_says_what_to_install():
     out = run_python(
         """
-        import types
-
-        # Without running slimguard/__init__.py, which asks for TensorFlow.
-        package = sys.modules['slimguard'] = types.ModuleType('slimguard')
-        package.__path__ = [%r]
         from slimguard import compat
         for function in compat.require_tensorflow, compat.revive, compat.import_slim:
             try:
@@ -255,9 +249,9 @@ def test_without_tensorflow_the_error_says_what_to_install():
             except ImportError as error:
                 print(error)
         print(compat.report())
-        """
-        % os.path.dirname(slimguard.__file__),
+        """,
         without=['tensorflow'],
+        initializes=False,
     )
     errors, report = out.splitlines()[:3], out.split('\n', 3)[3]
     for advice in 'the TensorFlow that you have', INSTALL_TENSORFLOW, 'tensorflow-cpu':

@@ -192,9 +192,9 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
         assert replay.main(folder) == 2
         said = capsys.readouterr()
         assert said.out.splitlines() == made
-        assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[0])
+        assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[-1])
     replay.main(folder, without=3)
-    assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[0])
+    assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[-1])
 
 
 def test_a_folder_that_is_neither_is_told_what_was_looked_for(tmp_path, capsys):

@@ -130,6 +130,13 @@ def test_what_cannot_be_finished_leaves_the_old_file_and_nothing_else(here):
     assert os.listdir('.') == ['file']
 
 
+def test_the_error_names_the_file_alone_where_none_can_be_made(here):
+    path = os.path.join(here, 'nowhere', 'file')
+    with pytest.raises(FileNotFoundError) as caught:
+        files.write_atomically(path, b'new')
+    assert str(caught.value) == '[Errno 2] No such file or directory: %r' % path
+
+
 def test_what_a_check_refuses_does_not_take_its_place(here):
     pathlib.Path('file').write_bytes(b'old')
 

@@ -63,11 +63,12 @@ def test_incidents_that_no_record_has_are_counted_and_several_records_are_told_a
         (logdir / 'slimguard' / 'incidents.jsonl').touch()
     for logdir, missing in [(one, 0), (two, 0), (two, 1), (none, 1), (none, 1)]:
         seen.note_incidents(bad, str(logdir), missing)
+    seen.note_refused_save(['v'], str(two))
     assert seen.lines()[1:] == [
         '1 incident is missing in %s/slimguard/incidents.jsonl' % two,
         '2 incidents are missing in %s/slimguard/incidents.jsonl' % none,
         'to see what happened (1 incident): python -m slimguard report %s' % one,
-        'to see what happened (2 incidents): python -m slimguard report %s' % two,
+        'to see what happened (2 incidents, 1 refused save): python -m slimguard report %s' % two,
     ]
 
 

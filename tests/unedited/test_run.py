@@ -54,7 +54,7 @@ finally:
         ('checkpoints', 'LOGDIR'),
         ('incident logs', "there is no command 'incident'; did you mean incidents?"),
         ('raport logs', "there is no command 'raport'; did you mean report?"),
-        ('train logs', "there is no command 'train'; did you mean run, doctor, checkpoints"),
+        ('train logs', "there is no command 'train'; the commands: run, doctor, checkpoints"),
         (__file__, 'to run a script: slimguard run ' + __file__),
         ('incidents nowhere', "incidents: error: there is no directory 'nowhere'"),
         ('replay', 'BUNDLE'),

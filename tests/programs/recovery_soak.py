@@ -135,7 +135,7 @@ def _tell_of_rollbacks(model, how, after, number, say):
       number: the number of the rollback in which it is killed.
       say: says it.
     """
-    prepare, go_back = Rollbacks.prepare, Rollbacks.go_back
+    prepare, roll_back = Rollbacks.prepare, Rollbacks.roll_back
     begun = []
 
     def prepare_and_tell(recovery, session, *args, **kwargs):
@@ -144,14 +144,14 @@ def _tell_of_rollbacks(model, how, after, number, say):
         if how == 'ahead of a file operation':
             Killed(after)
 
-    def tell_and_go_back(*args):
+    def tell_and_roll_back(*args):
         say('goes back')
         begun.append(1)
         if how == 'in a rollback' and len(begun) == number:
             KilledAt(after)
-        return go_back(*args)
+        return roll_back(*args)
 
-    Rollbacks.prepare, Rollbacks.go_back = prepare_and_tell, tell_and_go_back
+    Rollbacks.prepare, Rollbacks.roll_back = prepare_and_tell, tell_and_roll_back
 
 
 def train(model, logdir, on_nan):

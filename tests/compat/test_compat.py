@@ -162,12 +162,12 @@ def test_reviving_twice_is_reviving_once(slim):
     assert all(values)
 
 
-@pytest.mark.parametrize('before', ['tensorflow', 'slimguard'])
+@pytest.mark.parametrize('before', ['tensorflow', 'tf_slim', 'slimguard'])
 def test_the_names_are_there_once_slimguard_and_tensorflow_are_imported_in_any_order(before):
     run_python(
         """
         import %s
-        assert ('tensorflow' in sys.modules) == (%r == 'tensorflow')
+        assert ('tensorflow' in sys.modules) == (%r != 'slimguard')
         import slimguard
         import tensorflow.compat.v1 as tf
         from slimguard.compat import repairs

@@ -249,7 +249,8 @@ def _lines(value: np.ndarray, bad: Set[int], places: Sequence[Tuple[int, ...]]) 
     if is_float:
         bad = bad | set(np.flatnonzero(~np.isfinite(numbers(flat)).all(axis=1)).tolist())
     good = [row for row in range(min(len(value), len(bad) + 2)) if row not in bad]
-    at_fault = {divmod(int(np.ravel_multi_index(it, value.shape)), flat.shape[1]) for it in places}
+    inside = [it for it in places if len(it) == value.ndim and np.all(np.less(it, value.shape))]
+    at_fault = {divmod(int(np.ravel_multi_index(it, value.shape)), flat.shape[1]) for it in inside}
     lines = []
     for row in sorted(bad)[:_MOST_ROWS] + good[: 1 if bad else 2]:
         shown = numbers(flat[row]) if is_float else flat[row]

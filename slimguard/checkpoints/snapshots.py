@@ -29,7 +29,7 @@ _SHARE, _MOST_STEPS = 8, 200
 _BYTES = 32 << 20
 # A state counts as ruined, and is not kept, if its loss is more than 10 times the usual loss. A
 # loss that rises for another reason does not rise so far.
-_RUINED = 10.0
+_RUIN_FACTOR = 10.0
 # The present weights count as ruined if the last losses are more than FAR times the usual loss. FAR
 # is larger, since no bad step is skipped once weights are ruined, and the losses of two competing
 # networks may rise tenfold. The loss of a state, and that of the first steps, is the median of 10
@@ -100,7 +100,7 @@ class Losses:
         """Whether the loss is so far above the usual one that the state is no good."""
         if self._good <= _LOSSES or not self._last:
             return False
-        return statistics.median(self._last) > _RUINED * self._usual > 0
+        return statistics.median(self._last) > _RUIN_FACTOR * self._usual > 0
 
     def ruin(self, is_last: bool = False, refused: Optional[float] = None) -> str:
         """The end of a sentence: the losses that show ruined weights; '' if none does.
@@ -297,7 +297,7 @@ def _name_of(step: Optional[int], good: int) -> str:
     return 'a snapshot after %d good step%s' % (good, '' if good == 1 else 's')
 
 
-# Begins the reason of an incident after which the last state is not saved.
+# In the reason of an incident after which the last state is saved apart, and not as the newest.
 IS_RUINED = 'the weights are taken for ruined, though they are finite'
 _RUIN = ': the %s is %.4g; %s was %.4g'
 _SPIKES = 'the last %d steps were spikes, so the weights are taken for ruined'

@@ -83,7 +83,7 @@ def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint'
       OSError, tf.errors.OpError: if it cannot be written for another reason.
     """
     written = [_relative(logdir, path) for path in paths]
-    # Given an absolute folder, this function leaves the paths as they are.
+    # With '/' for the folder, TensorFlow leaves the paths as they are.
     proto = tf1.train.generate_checkpoint_state_proto('/', written[-1], written)
 
     def require_intended(making: str) -> None:

@@ -201,7 +201,7 @@ def _turn_of_a_script(graph: tf.Graph) -> Optional[StepTurn]:
 
 @contextlib.contextmanager
 def taking_turns(graph: tf.Graph) -> Iterator[StepTurn]:
-    """In its `with` block the loop of this thread trains a graph, and takes turns."""
+    """While open, the loop of this thread trains a graph, and takes turns with savers."""
     before = turn_of(graph)
     turn = StepTurn()
     setattr(graph, _KEPT_AS, turn)

@@ -269,7 +269,7 @@ class Job:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether the next round begins with an incident; only the chief knows it."""
+        """Whether the next round begins with a rollback; only the chief knows it."""
         return self._chief is not None and self._chief.rolls_back
 
     def end(self, incident: Optional[Incident] = None) -> None:

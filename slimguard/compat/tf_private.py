@@ -358,7 +358,7 @@ def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
 
 
 def replace_enqueue_op(runner: tf1.train.QueueRunner, old: tf.Operation, new: tf.Operation) -> None:
-    """Makes the threads that a QueueRunner starts from now on run `new` in place of `old`.
+    """Puts `new` in place of `old`, for the threads that a QueueRunner starts later.
 
     `QueueRunner._enqueue_ops`. The public constructor takes them, but here the runner is
     TensorFlow's own, made by `SyncReplicasOptimizer`.

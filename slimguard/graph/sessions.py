@@ -128,7 +128,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 
 
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
-    """The sessions on a graph that are not closed; ops they may have seen can get no new inputs."""
+    """The open sessions of a graph. An op that one of them may have run must get no new inputs."""
     found = []
     # Either a session refers to its graph, or the dict of the session's attributes does.
     for holder in gc.get_referrers(graph):

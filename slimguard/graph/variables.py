@@ -12,7 +12,7 @@ PASS_ON = frozenset(
     'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '
     'NextIteration RefNextIteration RefSelect LoopCond'.split()
 )
-# These ops take a variable and do not change it.
+# These ops take a variable and do not change it. A wrong entry lets a write around every gate.
 READS = frozenset(
     'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()

@@ -111,7 +111,7 @@ class IncidentLog:
 
         Args:
           incident: the incident, with its action.
-          done_by: the name of the method or callable that acted, if no policy did.
+          done_by: what acted, for the log: 'on_nan' for a policy, else the user's method.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is used up, such as ' (1 of 3 times)'.
           why: the end of its reason: why this action was taken, and why policies before gave way.

@@ -1,26 +1,34 @@
 """Loops: they run a train op, watch each step, and end a training.
 
-The path of a bad step, from the run of the train op to the line in the log. In a
-`MonitoredSession`, TensorFlow calls the hook's `before_run` and `after_run` in place of HookedStep;
-everything else is the same in every loop.
+The path of a bad step, from the run of the train op to the line in the log. SlimLoop.step
+(slim_loop.py), a watched session (watch.py) or a script's session calls HookedStep.run with a step;
+in a `MonitoredSession`, TensorFlow calls the hook's `before_run` and `after_run` in its place.
 
-    1. HookedStep.run (hooked_session.py) asks the hooks what to fetch. slimguard's own hook is a
-       GateWatcher (gate_watcher.py), which answers in `ask`.
+    1. HookedStep.run (hooked_session.py) asks the hooks what to feed. slimguard's own hook is a
+       GateWatcher (gate_watcher.py), which answers in `ask`. What to fetch with each kind of run
+       is settled once (WatchedRuns.run_for in watched_runs.py).
     2. PreparedRuns.run (prepared_runs.py) runs the session. In the graph, the gate checks the
        values and keeps the variables as they were (gate/building/builder.py), and stores a report
        of what is bad (`Untold` in gate/building/announcement.py).
     3. GateWatcher.take_values gets the values, and Run.read (watched_runs.py) opens an
-       OpenIncident if the values or the report show a bad step. Its reason says how far the step
-       is above its limits (StepHistory.note_bad in step_history.py). Each later part adds to it
-       what it found or did.
-    4. IncidentHandler.handle (incident_handler.py) does the rest, in this order:
+       OpenIncident if the values or the report show a bad step. StepHistory.note_bad
+       (step_history.py) adds the last steps to it, and of a finite number how far it is above its
+       limit. Each later part adds what it found or did.
+    4. GateWatcher.handle lists the incident, and IncidentHandler.handle (incident_handler.py) does
+       the rest, in this order:
+       - judges from the last losses whether the weights are ruined (checkpoints/snapshots.py)
        - asks FallbackChain.foresee (incidents/fallback_chain.py) which policy applies if the cause
          stays unknown
-       - has Evidence (diagnosis/evidence.py) search the cause, as far as that policy needs it
+       - has Evidence (diagnosis/evidence.py) search the cause, at least as far as that policy
+         needs it
        - decides: FallbackChain.decide; Evidence.keep writes the bundle
-       - acts: Rollbacks.roll_back, raise NanLossError, or ask the loop to stop
-       - records: IncidentLog.record (incidents/incident_log.py) has record_file.py append it, and
-         logs its line
+       - acts: skips, Rollbacks.roll_back, raises NanLossError, asks the loop to stop, or calls the
+         user's `on_nan_loss`
+       - records, also if the act raised: IncidentLog.record (incidents/incident_log.py) has
+         record_file.py append the incident, and logs its line
+
+A check of the model's own, such as `check_numerics`, raises in place of 2. Its error is opened by
+`of_error` (open_incident.py), and 4 follows.
 
 The watch:
 

@@ -90,7 +90,7 @@ class Progress:
           incidents: the number of incidents so far.
         """
         if self._bar is None:
-            # Each call draws, since `is_due` decides when.
+            # `mininterval=0`: `is_due` decides when to draw, and tqdm need not.
             self._bar = self._make_bar(
                 total=self._number_of_steps,
                 initial=step,

@@ -70,7 +70,7 @@ class Rollbacks:
         if state is not None:
             apart = self._save_apart(session)
             self._put_back(session, state)
-            log().warning(_RUINED, apart, _name_of(state))
+            log().warning(_PUT_BACK, apart, _name_of(state))
 
     def _save_apart(self, session) -> str:
         """Saves ruined weights where no restart looks; returns where, in words."""
@@ -303,7 +303,7 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_RUINED = (
+_PUT_BACK = (
     'the weights are taken for ruined%s, so the variables are put back to %s, now the last finite '
     'state.'
 )

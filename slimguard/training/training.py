@@ -207,7 +207,7 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
     try:
         apart = checkpoints.save_apart(session) if is_ruined else None
         if apart is not None:
-            log().warning(_IS_RUINED, apart, checkpoints.published())
+            log().warning(_SAVED_APART, apart, checkpoints.published())
             return
         saved = checkpoints.save_last(session)
     except Exception as error:  # whatever it is, it must not hide the incident
@@ -221,7 +221,7 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
 
 SAVED = 'the last finite state is saved: %s'
 _NONE_BEFORE = '; its weights are taken for ruined, and no checkpoint is there from before'
-_IS_RUINED = (
+_SAVED_APART = (
     'the weights after the last good step are taken for ruined, so this state is saved apart, as '
     '%s; a restart begins at %s.'
 )

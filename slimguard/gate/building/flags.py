@@ -27,18 +27,16 @@ class Label(NamedTuple):
     kind: str
     name: str
 
-    # The kinds. Found before the update, which is then refused: a value is not finite, the loss is
-    # above its limit, the norm of all gradients is above its limit.
-    VALUE = 'value'
-    LIMIT = 'limit'
-    NORM = 'norm'
-    # The update does not begin: a variable was not finite before it.
-    BEFORE = 'before'
-    # Found once the update has run: a value, a variable, a variable that the forward pass wrote.
-    LATE = 'late'
-    STATE = 'state'
-    WRITTEN = 'written'
-    # The rank of that name found something that others did not.
+    # The kinds. Found before the update, which then does not begin:
+    VALUE = 'value'  # a value is not finite
+    LIMIT = 'limit'  # the loss is above its limit
+    NORM = 'norm'  # the norm of all gradients is above its limit
+    BEFORE = 'before'  # a variable was not finite before the step
+    # Found once the update has run, which is then undone:
+    LATE = 'late'  # a value computed after the update is not finite
+    STATE = 'state'  # a variable is not finite
+    WRITTEN = 'written'  # a variable that the forward pass wrote is not finite
+    # The rank of that name found something that others did not:
     RANK = 'rank'
 
     def __str__(self) -> str:

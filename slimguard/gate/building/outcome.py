@@ -154,8 +154,8 @@ class Measures(NamedTuple):
     """The loss, the learning rate and the gradients of a step, as tensors to fetch.
 
     Attributes:
-      gradients: for each gradient in `vector` the names of its variables; several if the gradients
-        of short vectors are summed together.
+      gradients: the names of variables, in the order of the gradients in `vector`. An element of
+        `vector` that sums the gradients of several short vectors has the names of all of them.
       vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and for each
         gradient, as the optimizer takes it, half the sum of its squares. NaN where there is no
         loss, or the learning rate is no tensor.

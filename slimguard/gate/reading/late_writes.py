@@ -1,7 +1,8 @@
-"""Late values are computed after a gated write, so they cannot be checked before it.
+"""Finds which values that a step writes late stay finite, and which need a trial.
 
-But the values that they are computed from can be checked. :class:`LateValues` follows a late value
-back to these, as long as the ops in between make finite numbers from finite ones, except for sums
+A *late* value is computed after a gated write, so it cannot be checked before that write. But the
+values that it is computed from can be checked. :class:`LateValues` follows a late value back to
+these, as long as the ops in between make finite numbers from finite ones, except for sums
 that overflow.
 
 Some writes of late values are known to stay finite, in any number of steps:

@@ -68,7 +68,11 @@ class StepGraph:
             )
 
     def resolve(self, tensor: tf.Tensor) -> tf.Tensor:
-        """`tensor`, or the original of a guarded train op, or the input of a CheckNumerics."""
+        """The tensor to look at in place of `tensor`.
+
+        For an output of a guarded train op, that of its original; for an output of a CheckNumerics,
+        its input; else `tensor` itself.
+        """
         if tensor.op in self._peeled:
             return self._peeled[tensor.op]
         stand_in = self._stand_in(tensor.op)

@@ -114,8 +114,8 @@ def _lines_of(group: Group) -> List[str]:
     one = group.count == 1
     told.append('  %s%s' % ('' if one else 'the first: ', ', '.join(filter(None, known))))
     told += ['  ' + line for line in advice.what_to_do(first.cause, first.advice)]
-    if first.bundle is not None:
-        told.append('  ' + replay_hint(first.bundle))
+    if group.bundle is not None:
+        told.append('  ' + replay_hint(group.bundle))
     return told
 
 

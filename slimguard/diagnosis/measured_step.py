@@ -13,11 +13,11 @@ from slimguard.diagnosis.rerun_step import Step
 from slimguard.graph import key
 from slimguard.incidents import advice
 
-# Ops whose output has the numbers of their first input, perhaps in another shape, so its range too.
-SAME_NUMBERS = frozenset(
-    'Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot CheckNumerics '
-    'CheckNumericsV2'.split()
+# Ops whose output has the numbers of their first input, and its shape or another.
+_SAME_SHAPE = frozenset(
+    'Identity StopGradient PreventGradient Snapshot CheckNumerics CheckNumericsV2'.split()
 )
+SAME_NUMBERS = _SAME_SHAPE | frozenset(['Reshape', 'Squeeze', 'ExpandDims'])
 
 # By TensorArray op, the index of its flow output: a dummy float that makes reads of the array wait
 # for earlier writes.
@@ -212,7 +212,7 @@ class MeasuredStep:
                 self._ranges[key(tensor)] = measure(value, tensor.dtype.base_dtype.name)
 
     def _hand_on(self) -> None:
-        """Copies the range of the input of each `SAME_NUMBERS` op to its output."""
+        """Copies ranges to outputs that are not measured, of ops with the same numbers."""
         for op in self.step.ops:
             if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
                 its_range = self.range_of(op.inputs[0])
@@ -222,7 +222,7 @@ class MeasuredStep:
     def _to_fetch(self, op) -> List[tf.Tensor]:
         if op.type in ('Switch', 'RefSwitch'):
             return []
-        if op.type in SAME_NUMBERS and not graphs.is_reference(op.inputs[0]):
+        if op.type in _SAME_SHAPE and not graphs.is_reference(op.inputs[0]):
             return []
         return [
             t

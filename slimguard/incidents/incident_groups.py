@@ -44,6 +44,7 @@ class Group(NamedTuple):
       actions: how often each action was taken, in the order in which they were first taken; ''
         stands for an unknown action.
       not_examined: the number of incidents that were not examined, and only share the symptom.
+      bundle: the first bundle that was kept; None if none was.
     """
 
     first: Incident
@@ -52,6 +53,7 @@ class Group(NamedTuple):
     last_step: Optional[int]
     actions: Dict[str, int]
     not_examined: int = 0
+    bundle: Optional[str] = None
 
 
 def grouped(incidents: Sequence[Incident]) -> List[Group]:
@@ -88,7 +90,8 @@ def _group_of(members: List[Incident]) -> Group:
     first_step, last_step = (min(steps), max(steps)) if steps else (None, None)
     first = next((each for each in members if each.diagnosis), members[0])
     left_out = not_examined(members)
-    return Group(first, len(members), first_step, last_step, dict(actions), left_out)
+    bundle = next((each.bundle for each in members if each.bundle is not None), None)
+    return Group(first, len(members), first_step, last_step, dict(actions), left_out, bundle)
 
 
 def _cause_and_line(incident: Any) -> str:

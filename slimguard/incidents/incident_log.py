@@ -184,10 +184,9 @@ class IncidentLog:
         if first != self._number or self._is_raised:
             what, between = what.partition('; ')[0], '; '
         if first != self._number:
-            listed = ', '.join(incident.tensors)
-            if cause is None and len(incident.tensors) > 1 and listed in incident.reason:
-                symptom_in_words = incident.reason.partition('; ')[0]
-                what = symptom_in_words.replace(listed, 'the tensors of incident %d' % first)
+            seen, listed, _ = incident.reason.partition(': ')
+            if cause is None and listed and len(incident.tensors) > 1:
+                what = '%s: the tensors of incident %d' % (seen, first)
             else:
                 what += ', see incident %d' % first
         done += '' if self._is_raised else why  # the error's message has it

@@ -27,13 +27,15 @@ COMES_AGAIN = 'comes again'
 # Variables are at fault, and no batch: the next batch fails in the same way. An older state may be
 # good.
 STATE = 'state'
+# A variable that the gate does not guard was not finite before the step: no batch is at fault.
+UNGUARDED = 'unguarded'
 
 # `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
 # So many bad batches in a row may be chance, but no more: else over half of all batches would have
 # to be bad.
 _BY_CHANCE = 100
-_IF_BATCHES = ', or %d if the batches are found to be at fault' % _BY_CHANCE
+_IF_BATCHES = ', or %d bad batches' % _BY_CHANCE
 _TOO_MANY_BATCHES = (
     "these are %d bad batches in a row, of %d allowed where the batch is at fault ('skip:%d' "
     'allows more)'

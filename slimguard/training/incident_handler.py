@@ -26,6 +26,7 @@ from slimguard.incidents.policies import (
     BATCH,
     COMES_AGAIN,
     EXPLOSION,
+    UNGUARDED,
     Policy,
     Raise,
     Rollback,
@@ -156,15 +157,16 @@ class IncidentHandler:
         if is_explosion and shows_ruin and self._rollbacks.snapshots.is_wanted:
             # The diagnosis says what ruined them.
             opened.ruin = opened.ruin or 'the weights are taken for ruined'
-        policy = self._policies.decide(opened.incident, opened.ruin, found.kind)
+        is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
+        kind = found.kind or (UNGUARDED if is_lost else '')
+        policy = self._policies.decide(opened.incident, opened.ruin, kind)
         opened.policy = self._last_policy = policy
         opened.spent = self._policies.spent
         opened.again = self._incident_log.again(found.row_digests)
         opened.note_reason(opened.again + self._policies.why_not)
         if isinstance(policy, Raise) and not self._rollbacks.snapshots.is_wanted:
             opened.note_reason(self._ruin_at_the_end(opened))
-        is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
-        is_overflow = found.drew_finite and found.kind in ('', EXPLOSION) and not is_lost
+        is_overflow = found.drew_finite and kind in ('', EXPLOSION)
         if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
             self._policies.note_overflow()
         return policy

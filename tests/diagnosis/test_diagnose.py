@@ -70,6 +70,20 @@ def test_the_number_that_the_op_cannot_take_is_shown_with_its_place():
     assert ': 0 at [2, 1]\n' in str(found)
 
 
+@pytest.mark.parametrize(
+    'reshape, told',
+    [
+        (lambda h: tf.squeeze(h, 1), 'Squeeze:0: float32[6], '),
+        (lambda h: tf.reshape(h, [2, 3]), 'Reshape:0: float32[2, 3], '),
+        (lambda h: tf.expand_dims(h, 0), 'ExpandDims:0: float32[1, 6, 1], '),
+    ],
+)
+def test_an_input_of_another_shape_is_shown_with_its_own(reshape, told):
+    products = tf.matmul(batches(put(0.0, 2, 1)), weights((4, 1)) * 0.0)
+    found = diagnosis_of(Failed(tf.reduce_mean(tf.math.log(reshape(products)))))
+    assert told in str(found)
+
+
 @pytest.mark.full
 def test_each_run_of_the_copy_begins_with_the_same_variables():
     x = batches(put(0.0, 2, 1), bad_step=0)

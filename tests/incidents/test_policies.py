@@ -7,6 +7,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import (
     BATCH,
     COMES_AGAIN,
+    UNGUARDED,
     PolicyState,
     Raise,
     Rollback,
@@ -151,8 +152,16 @@ def test_bad_batches_are_counted_against_the_limit_that_holds_for_them():
     assert Skip(200).is_willing(state)
     other = PolicyState()
     other.note_incident(False, '', '')
-    if_batches = ', or 100 if the batches are found to be at fault'
+    if_batches = ', or 100 bad batches'
     assert skip.spent(other) == ' (bad steps in a row: 1, allowed: 2%s)' % if_batches
+
+
+def test_a_variable_that_was_bad_before_is_no_bad_batch():
+    state, skip = PolicyState(), Skip(2)
+    state.note_incident(False, '', BATCH)
+    assert '(bad batches in a row: 1, allowed: 100)' in skip.spent(state)
+    state.note_incident(False, '', UNGUARDED)
+    assert skip.spent(state) == ' (bad steps in a row: 2, allowed: 2)'
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ class Snapshots:
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
         losses = self.losses.ruin() if self.is_wanted else ''
-        return losses and 'the weights are taken for ruined' + losses
+        return losses and TAKEN_FOR_RUINED + losses
 
     def _take(self, session) -> None:
         # List the variables for each snapshot: hooks and scripts may have added some.
@@ -297,8 +297,9 @@ def _name_of(step: Optional[int], good: int) -> str:
     return 'a snapshot after %d good step%s' % (good, '' if good == 1 else 's')
 
 
+TAKEN_FOR_RUINED = 'the weights are taken for ruined'
 # In the reason of an incident after which the last state is saved apart, and not as the newest.
-IS_RUINED = 'the weights are taken for ruined, though they are finite'
+IS_RUINED = TAKEN_FOR_RUINED + ', though they are finite'
 _RUIN = ': the %s is %.4g; %s was %.4g'
 _SPIKES = 'the last %d steps were spikes, so the weights are taken for ruined'
 _NO_ROOM = (

@@ -1,7 +1,6 @@
 """Puts back the names that tf-slim uses and the installed TensorFlow lacks; imports TF-Slim."""
 
 import importlib
-import importlib.abc
 import importlib.util
 import os
 import sys
@@ -138,24 +137,19 @@ class TensorFlowWatcher:
         specs = (find(name, path, target) for find in finds if find is not None)
         spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _RevivingLoader(spec.loader)
+            _revive_after(spec.loader)
         return spec
 
 
-class _RevivingLoader(importlib.abc.Loader):
-    """Lets TensorFlow's own loader import it, and puts the names back."""
+def _revive_after(loader: Any) -> None:
+    """Has TensorFlow's own loader put the names back once it has imported TensorFlow."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        # Code that asks a module for its loader finds TensorFlow's own.
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+    def exec_module(module: Any) -> None:
+        del loader.exec_module  # its class has the original
+        loader.exec_module(module)
         revive()
+
+    loader.exec_module = exec_module
 
 
 def missing_rows() -> List[Row]:

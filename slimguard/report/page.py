@@ -84,7 +84,7 @@ def render(data: ReportData) -> str:
 def _content(data: ReportData) -> Dict[str, Any]:
     """All that the page shows, by the names that the template uses."""
     rows = _rows(data.incidents)
-    left_out = sum(rows[_MOST_ROWS:], [])
+    left_out = list(itertools.chain.from_iterable(rows[_MOST_ROWS:]))
     links = {
         it.number: '#row-%d' % row[0].number if it.opened is None else '#' + it.opened.name
         for row in [*rows[:_MOST_ROWS], left_out]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.checkpoints.checkpoint_files import reason_of
-from slimguard.checkpoints.snapshots import IS_RUINED
+from slimguard.checkpoints.snapshots import IS_RUINED, TAKEN_FOR_RUINED
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.diagnosis import Phase
@@ -156,7 +156,7 @@ class IncidentHandler:
         shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
         if is_explosion and shows_ruin and self._rollbacks.snapshots.is_wanted:
             # The diagnosis says what ruined them.
-            opened.ruin = opened.ruin or 'the weights are taken for ruined'
+            opened.ruin = opened.ruin or TAKEN_FOR_RUINED
         is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
         kind = found.kind or (UNGUARDED if is_lost else '')
         policy = self._policies.decide(opened.incident, opened.ruin, kind)
@@ -219,7 +219,8 @@ class IncidentHandler:
             incident = self._roll_back(run_context.session, opened, policy)
         if incident.action == Raise.action:
             incident = opened.note(advice=self._advice_on(opened) or incident.advice)
-            if incident.held and self._ruin_at_the_end(opened):
+            has_states = self._rollbacks.snapshots.is_wanted
+            if incident.held and has_states and self._ruin_at_the_end(opened):
                 self._rollbacks.leave_ruin(run_context.session, opened)
         ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
         if ends_job and self.job is not None:

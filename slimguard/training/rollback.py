@@ -8,7 +8,7 @@ from slimguard import gate as gates
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import offer_saver
 from slimguard.checkpoints.restorers import RankRestorer, Restorer
-from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
+from slimguard.checkpoints.snapshots import PROBATION, TAKEN_FOR_RUINED, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
@@ -61,10 +61,8 @@ class Rollbacks:
         """Saves the ruined weights apart, and restores the newest trusted state.
 
         So the state that is saved before an error ends the training is of use. Soon after a
-        rollback, the state that it restored is restored again. Does nothing without snapshots.
+        rollback, the state that it restored is restored again.
         """
-        if not self.snapshots.is_wanted:
-            return
         snapshot = self.snapshots.trusted() or self.snapshots.rolled_back_to
         state = snapshot or self._trusted_checkpoint(opened)
         if state is not None:
@@ -303,10 +301,7 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_PUT_BACK = (
-    'the weights are taken for ruined%s, so the variables are put back to %s, now the last finite '
-    'state.'
-)
+_PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s, now the last finite state.'
 _LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'

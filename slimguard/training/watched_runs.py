@@ -115,8 +115,8 @@ class Run:
                 # Of threads that train in one session, one may take the report of another's step.
                 *reports, last = reports
                 of_this_run = [history.note_bad(last, row, max_loss)]
-            others = [of_gate(gate, each, max_loss=max_loss) for each in reports]
-            incidents += others + of_this_run
+            incidents += [of_gate(gate, each, max_loss=max_loss) for each in reports]
+            incidents += of_this_run
         counts = values[len(self.gates) :]
         others = [each.gate for each, count in zip(self._beside, counts) if count]
         for gate in [*others, *self._in_branches]:

@@ -183,9 +183,18 @@ _PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
 def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:
     """The tensors where the non-finite numbers in `bad` began, likely causes first."""
     beginnings = _walk_back(measured, bad, stops=False)
-    if any(_may_be_meant(measured, tensor) for tensor in beginnings):
-        beginnings = _walk_back(measured, bad, stops=True)
-    return sorted(beginnings, key=lambda tensor: _rank(measured, tensor))
+    stops = any(_may_be_meant(measured, tensor) for tensor in beginnings)
+    if stops:
+        beginnings = _walk_back(measured, bad, stops)
+    losses = [t for t in [measured.step.gate.loss] if t is not None and measured.is_bad(t)]
+    of_loss = set(map(key, _walk_back(measured, losses, stops)))
+
+    def rank(tensor: tf.Tensor) -> Tuple[Any, ...]:
+        # If the loss is bad, so are its gradients, and what they began with says less.
+        is_after = bool(losses) and key(tensor) not in of_loss and not measured.step.is_fed(tensor)
+        return (is_after, *_rank(measured, tensor))
+
+    return sorted(beginnings, key=rank)
 
 
 def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) -> List[tf.Tensor]:
@@ -212,14 +221,16 @@ def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) ->
 def _makes_nan_of_mask(
     measured: MeasuredStep, tensor: tf.Tensor, before: Sequence[tf.Tensor]
 ) -> bool:
-    """Whether an op made a NaN of an intended Inf."""
+    """Whether an op made a NaN of an intended Inf; if it copes with -Inf, a NaN or an Inf."""
     ranges = [measured.range_of(t) for t in before]
     made = measured.range_of(tensor)
-    if made is None or not made.nan or any(r is None or r.nan for r in ranges):
+    if made is None or any(r is None or r.nan for r in ranges):
         return False
     copes = tensor.op.type in COPE_WITH_MINUS_INF
     behind = _walk_back(measured, before, stops=False)
-    return all(t.op in measured.fixed or copes and t.op.type == 'Log' for t in behind)
+    if all(t.op in measured.fixed for t in behind):
+        return bool(made.nan) or copes
+    return bool(made.nan) and copes and all(_may_be_meant(measured, t) for t in behind)
 
 
 def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:

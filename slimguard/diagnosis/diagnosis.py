@@ -26,7 +26,7 @@ PHASES = {
     Phase.BACKWARD: 'in the backward pass',
     Phase.UPDATE: 'in the update',
     Phase.VARIABLE: 'in a variable',
-    Phase.CONSTANT: 'a constant is bad',
+    Phase.CONSTANT: 'in a constant',
     Phase.UNKNOWN: 'not found',
 }
 # In these phases the step was given bad values, so no explosion made them.
@@ -160,7 +160,8 @@ class Diagnosis(NamedTuple):
                 lines.append('  input %s: %s%s' % (given.name, given.range, where))
         if self.output is not None:
             lines.append('  output: %s' % (self.output,))
-        if self.non_finite is not None and self.non_finite.positions:
+        has_places = self.non_finite is not None and any(p for p, _ in self.non_finite.positions)
+        if self.non_finite is not None and has_places:  # not of a scalar
             lines.append('  ' + _where(self.non_finite))
         lines.extend('  ' + sentence for sentence in self.not_seen)
         return '\n'.join(lines)

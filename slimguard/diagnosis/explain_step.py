@@ -55,7 +55,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         trouble = '%s was already not finite before this step' % _name_of(step, tensor)
         return diagnosis._replace(phase=Phase.VARIABLE, trouble=trouble)
     if op.type == 'Const':
-        return diagnosis._replace(phase=Phase.CONSTANT, trouble='the graph itself holds it')
+        trouble = _what(measure(output, tensor.dtype.base_dtype.name))
+        return diagnosis._replace(phase=Phase.CONSTANT, trouble=trouble)
     diagnosis = diagnosis._replace(
         inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given)
     )
@@ -79,6 +80,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         inputs=tuple(i._replace(where=places.get(key(t), '')) for i, t in pairs)
     )
     diagnosis, more = with_rows(measured, diagnosis, tensor)
+    more = '' if more.replace(', in ', '') in cause.sentence else more
     is_chance = cause.is_known and not cause.is_overflow
     far = '' if is_chance or measured.has_exploded else outlier(measured, tensor)
     kind = _kind(measured, tensor, cause, far)
@@ -336,6 +338,8 @@ def _bad_data(output: Range, non_finite: NonFinite) -> str:
 
 def _what(output: Range) -> str:
     values = int(np.prod(output.shape, dtype=np.int64))
+    if values == 1:
+        return 'NaN' if output.nan else 'Inf'
     return '%s among %d values' % (' and '.join(output.bad), values)
 
 

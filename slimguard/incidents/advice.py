@@ -12,11 +12,13 @@ FOR_A_JUMP = (
     'before it is written, and rollback goes back to the weights before it.'
 )
 FOR_GROWTH = (
-    'If it grew in one step, look at the batch of that step. Train with a smaller learning rate, '
+    'If one step made it grow, look at the batch of that step. Train with a smaller learning rate, '
     'or clip the gradients. spike=True holds a step whose loss or gradient jumps, and rollback '
     'goes back to the weights before it.'
 )
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
+_KEEP_ABOVE_0 = 'Keep the input above 0: tf.%s(tf.maximum(x, 1e-7)%s).'
+_PUT_A_NUMBER = 'Put a large finite number, such as 1e9, in place of the Inf.'
 # The cures, by words of a diagnosis; the first match counts.
 BY_CAUSE = {
     'the learning rate went from': FOR_A_JUMP,
@@ -31,50 +33,73 @@ BY_CAUSE = {
     'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: for a cross '
     'entropy take tf.nn.sigmoid_cross_entropy_with_logits, and give it the input of the Sigmoid.',
     'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
-    'rsqrt of 0': 'Keep the input above 0: tf.math.rsqrt(tf.maximum(x, 1e-7)); count steps from 1.',
+    'rsqrt of 0': _KEEP_ABOVE_0 % ('math.rsqrt', '') + ' Count steps from 1.',
+    'rsqrt of a negative number': _KEEP_ABOVE_0 % ('math.rsqrt', ''),
     'gradient of sqrt at 0': 'Add a small number below the root, as the slope is infinite at 0: '
     'tf.sqrt(x + 1e-12). A norm is tf.sqrt(tf.reduce_sum(tf.square(x), axis=1) + 1e-12).',
     'sqrt of a negative number': 'Keep the input above 0: tf.sqrt(tf.maximum(x, 1e-7)). Take a '
     'variance by tf.nn.moments: the mean of squares less the square of the mean may be negative.',
-    'log of 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
-    'log of a negative number': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
-    'gradient of log at 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
-    'gradient of log1p at -1': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
-    '0 to a negative power': 'Keep the input above 0: tf.pow(tf.maximum(x, 1e-7), y).',
+    'log of 0': _KEEP_ABOVE_0 % ('math.log', ''),
+    'log of a negative number': _KEEP_ABOVE_0 % ('math.log', ''),
+    'gradient of log at 0': _KEEP_ABOVE_0 % ('math.log', ''),
+    'log1p ': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
+    '0 to a negative power': _KEEP_ABOVE_0 % ('pow', ', y'),
+    'gradient of pow at 0': _KEEP_ABOVE_0 % ('pow', ', y'),
+    'a broken exponent': _KEEP_ABOVE_0 % ('pow', ', y'),
     'division by 0': 'Divide with tf.math.divide_no_nan(x, y), which is 0 where y is 0.',
     'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
+    'a class whose logit is -Inf': 'The mask hides the class of the label: look at both. With a '
+    'large finite number, such as -1e9, in place of -Inf, the loss would be large, but finite.',
+    'a label that is no class': 'Look at the labels of these rows; classes count from 0. If the '
+    'labels are right, give the layer of the logits more outputs.',
+    '0 times Inf': _PUT_A_NUMBER,
+    'Inf less Inf': _PUT_A_NUMBER,
+    'Inf divided by Inf': _PUT_A_NUMBER,
+    'made NaN from an Inf': _PUT_A_NUMBER,
+    'in a constant: ': 'Look at the line that makes the constant. Class weights such as '
+    'total / counts are Inf for a class with a count of 0: take total / np.maximum(counts, 1).',
     'CTC label that does not fit': 'Leave the sample out of the input, or use a smaller stride to '
     'keep more frames.',
     'mean of an empty tensor': 'Divide the sum by tf.maximum(count, 1.0).',
+    'smallest of an empty tensor': 'Look at the ops that select its elements: they left none.',
     'not finite: it was given as': 'Look at the code that computes this value.',
     'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
+    'overflow of ': 'Look at the inputs of this op. If they are as large as they should be, scale '
+    'them down, or compute with a wider dtype.',
+    ' returned ': 'Look at the function, or at the other process, that returned it.',
     'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
     'raise the limit; else train with a smaller learning rate, or clip the gradients.',
 }
 # The cures for all other causes, by the phase of the diagnosis.
 BY_PHASE = {
-    'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
-    'a tf.where around the input (around the result alone it does not help the gradient).',
-    'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
-    'add a small epsilon to the input.',
-    'update': 'If its inputs are large, train with a smaller learning rate, or clip the gradients; '
-    "else look at the optimizer's arguments.",
-    'variable': 'Find the code that wrote this variable: an update beside the train op, or a '
-    'restore. Rollback goes back to a state before it, if there is one.',
-    'constant': 'Mend the constant in the line that makes it.',
+    'in the forward pass: ': 'Keep the input of this op where its result is finite: a small '
+    'epsilon, a clip, or a tf.where around the input (around the result alone it does not help the '
+    'gradient).',
+    'in the backward pass: ': 'Keep the input of the forward op away from the point where its '
+    'slope is infinite: add a small epsilon to the input.',
+    'in the update: ': 'If its inputs are large, train with a smaller learning rate, or clip the '
+    "gradients; else look at the optimizer's arguments.",
+    'in a variable: ': 'Find the code that wrote this variable: an update beside the train op, or '
+    'a restore. Rollback goes back to a state before it, if there is one.',
 }
 
 
-def for_cause(trouble: str) -> str:
-    """The cure for a cause, as a diagnosis names it; '' for a cause that is not in the table."""
-    return next((cure for cause, cure in BY_CAUSE.items() if cause in trouble), '')
+def for_cause(cause: str, is_advised: bool = False) -> str:
+    """The cure for a cause, as a diagnosis names it; '' if none is known.
+
+    Args:
+      cause: the first lines of the diagnosis.
+      is_advised: whether the incident has advice of its own, which says more than a phase does.
+    """
+    cures = BY_CAUSE if is_advised else {**BY_CAUSE, **BY_PHASE}
+    return next((cure for words, cure in cures.items() if words in cause), '')
 
 
 def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
     """The lines of an error on what may help: the cure for its cause, and the incident's advice."""
-    cure = for_cause(cause)
-    if advised and cure in FOR_EXPLOSIONS:  # the advice says the same for the policy in force
-        cure = ''
+    cure = for_cause(cause, bool(advised))
+    if advised and cure in FOR_EXPLOSIONS:  # the advice says the rest for the policy in force
+        cure = cure.partition('. ')[0] + '.'
     return list(filter(None, [cure and 'what to do: ' + cure, advised]))
 
 

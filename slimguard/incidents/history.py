@@ -100,7 +100,7 @@ def explosion_in(history: Optional[Dict[str, Any]]) -> str:
         steps, losses, rates, norms = (known[key][begin:] for key in _EXPLODE)
         lines = [('loss', losses)] + ([('gradient norm', norms)] if history['gradients'] else [])
         good = np.array(history['good'][begin:])
-        return _jump(steps, rates, lines) or _growth(steps, good, lines)
+        return _jump(steps, good, rates, lines) or _growth(steps, good, lines)
 
 
 _EXPLODE = ('step', 'loss', 'learning_rate', 'gradient_norm')
@@ -136,27 +136,37 @@ def _when(steps: np.ndarray, at: int) -> str:
     return ' at step %d' % steps[at]
 
 
-def _jump(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
+def _jump(
+    steps: np.ndarray,
+    good: np.ndarray,
+    rates: np.ndarray,
+    lines: Sequence[Tuple[str, np.ndarray]],
+) -> str:
     """How a jump of the learning rate began an explosion; '' if none did.
 
     Args:
       steps: the global steps; NaN where the graph has none.
+      good: whether each step was written.
       rates: the learning rate of each; NaN where it is not known.
       lines: pairs of a name and its numbers, one for each step, that may have surged after it.
     """
     jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
     for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
+        went = 'the learning rate went from %.6g to %.6g%s; the ' % (
+            rates[at - 1],
+            rates[at],
+            _when(steps, at),
+        )
         found = [(_surge(values, at), name) for name, values in lines]
         after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
         if after <= _MOST_AFTER:
             later = '%d step%s later' % (after, 's' if after > 1 else '')
-            return 'the learning rate went from %.6g to %.6g%s; the %s followed %s' % (
-                rates[at - 1],
-                rates[at],
-                _when(steps, at),
-                name,
-                later if after else 'in the same step',
-            )
+            return went + '%s followed %s' % (name, later if after else 'in the same step')
+        # The weights of this step were written, and no loss that they gave was finite.
+        losses = lines[0][1]
+        later = losses[at + 1 :]
+        if good[at] and later.size and not good[at + 1 :].any() and not np.isfinite(later).any():
+            return went + 'loss of the next step was not finite'
     return ''
 
 

@@ -139,15 +139,13 @@ class IncidentView(Incident):
     @property
     def to_do(self) -> str:
         """What to do."""
-        cure = advice.for_cause(self.cause + '\n' + self.more)
+        cure = advice.for_cause(self.cause + '\n' + self.more, bool(self.advice))
         if cure in advice.FOR_EXPLOSIONS:
             # A step that was held as a spike needs no advice to hold spikes.
             return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
         # Without the bundle's old path: `commands` has the path where the bundle is now.
         policy = begun(advice.without_bundle(self.advice or ''))
-        told = ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
-        where = ''.join(self._lines[:1]).partition(': ')[0]
-        return told or advice.BY_PHASE.get(_PHASES.get(where, ''), '')
+        return ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
 
     @property
     def commands(self) -> List[str]:
@@ -195,8 +193,8 @@ def _finite(value: Optional[float]) -> str:
     return number(value) if value is not None and math.isfinite(value) else ''
 
 
-# The phase, by the words at the beginning of a diagnosis. An explosion's line comes before them.
-_PHASES = {said: phase for phase, said in PHASES.items()}
+# The words at the beginning of a diagnosis. An explosion's line comes before them.
+_PHASES = frozenset(PHASES.values())
 # Names for the other lines of a diagnosis; the first pattern that matches counts.
 _FACTS = (
     ('Input', re.compile(r'input (?P<code>.*?): (?P<words>.*)')),

@@ -293,6 +293,14 @@ def a_row_all_hidden_by_a_logarithm():
     return masked(lambda logits, keep: logits + tf.math.log(keep), 3)
 
 
+def a_label_hidden_by_a_constant():
+    x, labels = placeholder('x'), placeholder('labels', [6], tf.int32)
+    logits = tf.matmul(x, weights([4, 4])) + tf.constant([-np.inf, 0, 0, 0], tf.float32)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    good, bad = np.ones(6, np.int32), np.where(np.arange(6) == 3, 0, 1)
+    return fails(tf.reduce_mean(loss), {x: ONES, labels: good}, {x: ONES, labels: bad})
+
+
 def two_inputs_of_which_a_script_computed_one():
     first, raw_reading = placeholder('advantages', [6]), placeholder('observations')
     loss = tf.reduce_mean(tf.matmul(raw_reading, weights([4, 1]))[:, 0] * first)
@@ -472,11 +480,17 @@ def a_log_of_a_batch_turned_round():
 def a_constant_of_the_graph(value):
     x, row = placeholder('x'), placeholder('row', [], tf.int32)
     scale = tf.gather(tf.constant([1.0, value]), row)
-    return fails(regression(tf.matmul(x, weights()) * scale), {x: ONES, row: 0}, {x: ONES, row: 1})
+    hidden = tf.nn.relu(tf.matmul(x, tf1.get_variable('hidden', [4, 4])))
+    loss = regression(tf.matmul(hidden, weights())) * scale
+    return fails(loss, {x: ONES, row: 0}, {x: ONES, row: 1})
 
 
 def a_constant_that_is_nan():
     return a_constant_of_the_graph(np.nan)
+
+
+def a_constant_that_is_inf():
+    return a_constant_of_the_graph(np.inf)
 
 
 def a_constant_that_is_large():
@@ -598,7 +612,14 @@ STEPS = [
     ),
     (a_log_of_a_batch_turned_round, 'log of 0 (1 of 36 values)', '!in row', 'batch'),
     (a_root_of_0, 'gradient of sqrt at 0 (1 of 6 values), in row 2', '!norm', 'batch'),
-    (a_constant_that_is_nan, 'a constant is bad: the graph itself holds it', '(Const)', ''),
+    (a_constant_that_is_nan, 'in a constant: 1 NaN among 2 values', '(Const)', ''),
+    (a_constant_that_is_inf, 'in a constant: 1 Inf among 2 values', 'at [1] = inf', ''),
+    (
+        a_label_hidden_by_a_constant,
+        'cross entropy with a class whose logit is -Inf (1 of 6 rows)',
+        'in row 3',
+        'batch',
+    ),
     (a_constant_that_is_large, 'overflow of float32', '!constant', 'explosion'),
     (
         a_rate_that_is_too_large,

@@ -24,6 +24,17 @@ def test_the_cause_of_an_explosion_is_the_jump_of_the_rate_before_it():
 
 
 @pytest.mark.parametrize(
+    'written, said', [(True, 'from 0.02 to 4 at step 100; the loss of the next step'), (False, '')]
+)
+def test_a_jump_is_the_cause_if_no_loss_after_it_is_finite(written, said):
+    rates, losses = np.full(103, 0.02), np.ones(103)
+    rates[100:], losses[101:] = 4.0, NAN
+    good = np.append(np.ones(100), [written, 0, 0])
+    told = explosion_in(history_of(np.ones([103, 1]), loss=losses, rates=rates, good=good))
+    assert said in told and bool(told) == written
+
+
+@pytest.mark.parametrize(
     'how',
     [{'jump': 0.03}, {'loss': 5.0}, {'loss': NAN}, {'after': 60}, {'before': 5}, {'back': 9}],
     ids=str,

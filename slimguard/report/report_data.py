@@ -163,7 +163,7 @@ def told(data: ReportData) -> str:
     if data.broken:
         return 'The record of incidents cannot be read: %s.' % data.broken.rstrip('.')
     if not data.has_record:
-        return 'There is no record of incidents, though bad steps were kept.'
+        return 'There is no record of incidents, but there are folders of bad steps.'
     if not data.incidents:
         return 'No incident is on record.'
     one = len(data.incidents) == 1

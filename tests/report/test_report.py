@@ -427,7 +427,7 @@ def test_without_a_record_the_command_says_so_and_makes_nothing(tmp_path, capsys
 def test_bundles_without_their_record_are_shown_and_the_record_missed(copy):
     os.remove(record_file.path_in(str(copy)))
     seen = see(copy)
-    assert 'There is no record of incidents, though bad steps were kept.' in seen.text
+    assert 'There is no record of incidents, but there are folders of bad steps.' in seen.text
     assert len(seen.of('article')) == 3
 
 

@@ -52,8 +52,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
 
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step has changed
     nothing when this hook sees it. With any other train op the hook notices a bad loss only after
-    the update, as TensorFlow's `NanTensorHook` does; the incident says so. Runs that run no train
-    op cost nothing and draw no batch.
+    the update, as TensorFlow's `NanTensorHook` does; the incident says so. For a run without
+    a train op the hook fetches nothing.
 
     In a session that saves checkpoints, the hook also does what `slimguard.train` does: the saver
     becomes a `FiniteSaver` with its own settings; the training resumes from the newest good
@@ -67,7 +67,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         `Incident` and returns any of these, or None to leave it to `fail_on_nan_loss`; or a list of
         these, of which the first that still applies takes the incident.
       max_loss: a larger loss is an incident, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it can do, and what it cannot.
+        `slimguard.guard` says what it does not help against.
       logdir: the directory for the record of incidents (``slimguard/incidents.jsonl``), in which a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, made absolute here. Default:
         the logdir of `slimguard.train`, or the directory that the session saves to, if it has a

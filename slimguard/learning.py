@@ -66,9 +66,9 @@ def create_train_op(
     """Creates a train op as `slim.learning.create_train_op` does, and guards it.
 
     A step whose loss, gradients or moving averages are not finite writes nothing: see
-    `slimguard.guard`. With ``check_numerics=True`` such a step raises
-    `tf.errors.InvalidArgumentError`, before any update. With ``check_numerics=False`` a
-    `NanLossHook` or `slimguard.train` acts on the step; without either, it prints one line.
+    `slimguard.guard`. A `NanLossHook` or `slimguard.train` then applies its policy. Without
+    either, the step raises `tf.errors.InvalidArgumentError` if ``check_numerics=True``; else it
+    prints one line.
 
     Args:
       total_loss: the loss, a floating scalar Tensor.
@@ -84,7 +84,7 @@ def create_train_op(
       colocate_gradients_with_ops: whether gradients are computed where the ops are.
       gradient_multipliers: a dictionary from variables, or names of variable ops, to factors for
         their gradients.
-      check_numerics: whether a bad step raises.
+      check_numerics: whether a bad step raises if no hook and no `slimguard.train` watches it.
 
     Returns:
       A Tensor that, when evaluated, applies the gradients and returns the loss.
@@ -159,7 +159,7 @@ def train(
     spike: AnySpike = None,
     history: int = STEPS,
 ) -> Any:
-    """Trains as `slim.learning.train` does, with hooks, and loses no weights to a NaN.
+    """Trains as `slim.learning.train` does, with hooks, and with a policy for bad steps.
 
     All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
     which runs the loop. A train op that is not guarded is guarded first.
@@ -168,9 +168,9 @@ def train(
     * Checkpoints go through a `FiniteSaver`, even if you give a `saver`. If the newest checkpoint
       is damaged or not finite, training resumes from the newest good one, and the log says so.
     * On SIGTERM or Ctrl-C the step under way finishes and the state is saved; then the process
-      ends, or KeyboardInterrupt is raised. A step that takes longer than `preemption_seconds` is
-      not waited for, nor is any step after a second Ctrl-C. At a prompt or in a notebook, Ctrl-C
-      never ends the process.
+      ends, or KeyboardInterrupt is raised. It waits for the step no longer than
+      `preemption_seconds`, and not at all after a second Ctrl-C. At a prompt or in a notebook,
+      Ctrl-C never ends the process.
     * Histogram summaries leave out values that are not finite; TensorFlow's own would end the
       training.
     * The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end
@@ -189,12 +189,12 @@ def train(
         'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
         `NanLossHook`.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it can do, and what it cannot.
+        `slimguard.guard` says what it does not help against.
       progress: whether to show a progress bar, if stderr is a terminal, or in a notebook. It needs
         the extra `progress`.
       capture: whether to keep the values that a bad step drew (its batch, its dropout masks), to
         look for the cause, and, in the chief, to write a bundle into ``logdir/slimguard``, if the
-        next checkpoint fits on the disk beside it. Good steps pay next to nothing for it.
+        next checkpoint fits on the disk beside it. A good step takes hardly longer for it.
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.

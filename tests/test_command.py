@@ -244,7 +244,7 @@ def test_a_directory_that_is_no_logdir_is_refused_with_what_was_looked_for(tmp_p
     'arguments, message',
     [
         (['incidents', ''], 'the directory is empty'),
-        (['incidents', 'setup.cfg'], "'setup.cfg' is no directory"),
+        (['incidents', 'setup.cfg'], "'setup.cfg' is a file; expected a directory; the line"),
         (['incidents', 'file:///nowhere'], "there is no directory 'file:///nowhere'"),
         (['incidents', b'\xff'], 'is no UTF-8'),
         (

@@ -43,7 +43,7 @@ _TRIES, _PAUSE = 5, 0.05
 
 
 class FiniteSaver(tf1.train.Saver):
-    """A `tf.compat.v1.train.Saver` that never publishes a checkpoint that is not finite.
+    """A `tf.compat.v1.train.Saver` that refuses to save a checkpoint with a NaN or Inf.
 
     Make it with a Saver's arguments, or around an existing Saver:
 

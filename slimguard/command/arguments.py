@@ -88,15 +88,16 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
         require_tensorflow(as_json)
     elif not files.is_dir(path):
         found = os.path.lexists(path)
-        misfit(
-            ('%r is no directory' if found else 'there is no directory %r') % given + _near(path)
-        )
+        said = '%r is a file; expected a directory' if found else 'there is no directory %r'
+        misfit(said % given + _near(path))
     return logdirs.meant_by(path)
 
 
 def _near(path: str) -> str:
-    """The end of an error about a missing folder: the bundles beside it, or what names logdirs."""
+    """The end of an error about a missing folder: what may be meant, or what names logdirs."""
     parent = os.path.dirname(path)
+    if os.path.isfile(path) and logdirs.what_is_missing(logdirs.meant_by(parent)) is None:
+        return '; did you mean %r?' % logdirs.meant_by(parent)
     names: List[str] = []
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(parent))

@@ -29,7 +29,7 @@ _LOGDIR = (
     'the folder of the record, often that of the checkpoints; the line "to see what happened" at '
     "the end of a training's output names it"
 )
-_JSON = 'print one JSON document, and nothing else; its keys stay as they are'
+_JSON = 'print one JSON document, and nothing else; its keys stay the same from version to version'
 
 
 class Parsers(NamedTuple):
@@ -70,6 +70,8 @@ class Parsers(NamedTuple):
                 said += '; did you mean %s?' % near[0]
             elif parser is self.run:
                 said += '; options of the script come after the script'
+            elif not unknown[0].startswith('-'):
+                said += '; a path with spaces needs quotes'
             parser.error(said)
         return options
 
@@ -179,8 +181,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             '--max_loss',
             metavar='X',
             type=arguments.positive,
-            help='a step with a loss above X is a bad step, too. If an explosion has ruined the '
-            'weights by then, rollback:3x0.1 goes back',
+            help='a step with a loss above X is a bad step, too. By then an explosion may have '
+            'ruined the weights: rollback:3x0.1 goes back to earlier ones',
         ),
         run.add_argument(
             '--logdir',
@@ -231,8 +233,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
     run.add_argument(
         '--quiet',
         action='store_true',
-        help='log errors, the checkpoint that is saved at the end, and the last lines, which say '
-        'how the training went; no other warning, and no line for a skipped batch',
+        help='log only errors, the checkpoint that is saved at the end, and the last lines, which '
+        'say how the training went',
     )
     run.add_argument(
         '--tf1',
@@ -279,7 +281,7 @@ def _add_incidents(commands) -> None:
         description='Prints the record of incidents (bad steps) that slimguard keeps in '
         'LOGDIR/slimguard/incidents.jsonl: for each kind of cause, how often it came, and the '
         'first incident in full. Exits with 0 if it read the record, 1 if LOGDIR has none, and 2 '
-        'if it cannot read it or LOGDIR is no logdir.',
+        'if it cannot read it or LOGDIR is not that of a training.',
     )
     incidents.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     incidents.add_argument(
@@ -296,8 +298,8 @@ def _add_replay(commands) -> None:
         description='Runs a bad step again from the bundle that a training left in '
         'LOGDIR/slimguard, writes nothing, and says what made it bad. Given a LOGDIR, lists its '
         'bundles. Exits with 0 if the failure came back, 1 if not, 2 if the step could not run to '
-        'its end. A bundle holds a graph, and a graph is code: replay only bundles that you '
-        'trust.',
+        'its end, or if it only listed bundles. A bundle holds a graph, and a graph is code: '
+        'replay only bundles that you trust.',
     )
     replay.add_argument(
         'folder',
@@ -324,7 +326,7 @@ def _add_report(commands) -> None:
         description='Writes one HTML page with the loss and its incidents (bad steps). If an '
         'incident has a bundle, a folder from which replay runs it again, the page shows the '
         'diagnosis, the ranges along the step and the samples of the batch. It loads nothing from '
-        'the network. Charts need the extra "report"; without it the page has words only. Exits '
+        'the network. Charts need matplotlib; without it the page has words only. Exits '
         'with 1, and writes nothing, if there is no record of incidents; with 1 also if it cannot '
         'be read, which the page says; with 2 if it cannot write the page or LOGDIR is no logdir.',
     )

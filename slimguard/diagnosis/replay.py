@@ -17,9 +17,11 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.rerun_step import ReplayError, Step
 from slimguard.gate import Label
 from slimguard.incidents.history import explosion_in
-from slimguard.system import files, terminal, texts
+from slimguard.incidents.incident import Incident
+from slimguard.system import files, logdirs, terminal, texts
 
 _MOST_SHOWN = 4000  # characters of an error message
+_MOST_OF_A_CAUSE = 200  # characters of a cause in the list of bundles
 
 _WITHOUT = 'Without row %d (a copy of row %d in its place) the step is %s'
 _BANNER = """\
@@ -101,15 +103,24 @@ def _list(folder: str, without: Optional[int]) -> int:
     if not paths:
         raise BundleError(
             'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
-            '(%s)' % os.path.join(bundles.folder(folder), 'incident-...')
+            '(%s); %s' % (os.path.join(bundles.folder(folder), 'incident-...'), logdirs.NAMED_BY)
         )
-    _say('\n'.join(paths))
+    for path in paths:
+        _say('%s  %s' % (path, texts.cut(_cause_in(path), _MOST_OF_A_CAUSE)))
     option = '' if without is None else '--without %d ' % without
     terminal.complain(
-        '%s is a log directory with the bundles above, the newest last. Choose one: '
+        'these are the bundles of %s, the newest last. To run the newest again: '
         'python -m slimguard replay %s%s' % (folder, option, shlex.quote(paths[-1]))
     )
     return 2
+
+
+def _cause_in(path: str) -> str:
+    """The cause of a bundle's incident, or why it cannot be read."""
+    try:
+        return Incident.from_dict(bundles.read_json(path)['incident']).cause
+    except (BundleError, ValueError) as error:
+        return str(error)
 
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:

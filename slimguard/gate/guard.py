@@ -57,7 +57,7 @@ def guard(
 
     A step is bad if the loss, a gradient or another value about to be written is NaN or Inf, if
     the loss is above `max_loss`, or if a variable is not finite after the update, as when the
-    optimizer squares a large gradient into an Inf. Then every variable keeps its bits.
+    optimizer squares a large gradient into an Inf. Then no variable changes a bit.
 
     Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
     `slimguard.train`), a bad step prints one line to stderr. If the given op has a

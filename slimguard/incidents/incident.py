@@ -15,8 +15,8 @@ class Incident:
     replaces this one in the hook's `incidents`.
 
     Attributes:
-      step: the global step of the state. A held step changes nothing: after four good steps and a
-        bad one it is 4. None if the graph has no global step.
+      step: the global step before the bad step: 4 if four good steps came before. None if the
+        graph has no global step.
       loss: the step's loss, most often NaN; None if it is not known.
       reason: what the gate or the hook saw, in a sentence.
       tensors: names of what was bad: the loss, a variable's gradient, a moving average.

@@ -167,10 +167,10 @@ class Skip(Policy):
 
     Args:
       max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault,
-        the limit is a hundred, since such steps say nothing about the weights; use `max_ratio`
-        against them.
-      max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the 201st gives
-        way to the next policy. Above 0, and at most 1. A rollback begins a new count. Default: no
+        which says nothing of the weights, the limit is a hundred, or `max_consecutive` if that is
+        larger.
+      max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the next policy
+        takes over at the 201st. Above 0, and at most 1. A rollback begins a new count. Default: no
         limit.
     """
 
@@ -236,10 +236,9 @@ class Rollback(Policy):
     """Restore the newest trusted state and take the next batch, at most `max_times` times.
 
     A state is a snapshot in memory or a finite checkpoint. It is trusted once ten good steps have
-    followed it; a snapshot whose loss is ten times that of all before it is never kept. Without a
-    trusted state, the newest finite checkpoint is restored. If the next rollback comes within
-    twenty good steps, it restores an older state. A training without a checkpoint saves its state
-    before its first step.
+    followed it. Without a trusted state the policy restores the newest finite checkpoint. If the
+    next rollback comes within twenty good steps, it restores an older state. A training without a
+    checkpoint saves its state before its first step.
 
     It does not roll back in three cases: the diagnosis says that the same failure comes again,
     whatever the weights are; variables are at fault, and no step was good since the last rollback;

@@ -6,7 +6,7 @@ and no file means that nothing was guarded. Each line is one write to a file ope
 so several workers may share it, and a write that is cut short (by a kill, or a full disk) costs
 only its own line. Readers count such lines.
 
-Imports no TensorFlow for a logdir of this machine.
+Imports no TensorFlow for a local logdir.
 """
 
 import contextlib
@@ -162,7 +162,7 @@ class Record(NamedTuple):
 def read_incidents(logdir: files.Path) -> List[Incident]:
     """The incidents that trainings have recorded in a log directory, the oldest first.
 
-    Imports no TensorFlow for a logdir of this machine. An empty list means that a guarded training
+    Imports no TensorFlow for a local logdir. An empty list means that a guarded training
     ran there and had no incident. A `RuntimeWarning` says how many lines could not be read (a kill
     may cut a line short).
 

@@ -329,10 +329,10 @@ def _with_ranges(opened: Opened, said: Dict[str, Any]) -> Opened:
     at = next((n for n, row in enumerate(rows) if row['tensor'] == said['tensor']), None)
     start = max(0, min((at or 0) - _MOST_RANGES // 2, len(rows) - _MOST_RANGES))
     shown = rows[start : start + _MOST_RANGES]
-    note = 'The smallest and the largest number of each tensor, in the order of the step'
+    note = 'Each line has the smallest and the largest number of a tensor, in the order of the step'
     if at is not None:
         shown = [rows[at]] + [row for row in shown if row is not rows[at]]
-        note += '; ahead of them that of the tensor where it began'
+        note += ', but the tensor where the NaN or Inf began comes first'
     if len(shown) < len(rows):
         note += '. The table has %d of %d tensors' % (len(shown), len(rows))
     ranges = []

@@ -308,8 +308,8 @@ def loss_chart(
     told = []
     if len(lines) > 1:
         told.append(
-            'Where the step went back, in a rollback or as the training was started again, a new '
-            'line begins; the last one is dark.'
+            'After a rollback or a restart a new line begins, at the step to which the training '
+            'went back. The last line is dark.'
         )
     if len(groups) < len(stepped):
         told.append('Incidents that are close together share a mark.')

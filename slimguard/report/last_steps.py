@@ -122,7 +122,7 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     row, here = int(np.argmax(out[column])), ratios[column]
     far = int((out[column] > _FAR).sum())
     is_all = far == len(here) > 1
-    told = 'each gradient is not finite, or above 100 times its median'
+    told = 'each gradient is NaN or Inf, or over 100 times its median'
     told = 'no gradient is finite' if np.isnan(here).all() else told
     if not is_all:
         told = 'the gradient of %s %s' % (variables(*steps.gradients[row]), _far(here[row]))

@@ -19,7 +19,6 @@ from slimguard.report import loss_history
 from slimguard.report.cards import (
     ACTIONS,
     IncidentView,
-    begun,
     bundle_name,
     incident_of,
     opened_of,
@@ -123,7 +122,7 @@ def _with_curve(data: ReportData, has_event_files: bool) -> ReportData:
     if curve is None:
         notes.append(NO_SUMMARY if has_event_files else NO_EVENT_FILES)
     elif curve.bad:
-        said = '%d of the %d recorded values are not finite, and so not in the curve.'
+        said = 'The curve leaves out the recorded values that are not finite: %d of %d.'
         notes.append(said % (curve.bad, curve.points))
     if curve is not None and curve.count < LEAST_POINTS:
         curve = None
@@ -164,7 +163,7 @@ def told(data: ReportData) -> str:
     if data.broken:
         return 'The record of incidents cannot be read: %s.' % data.broken.rstrip('.')
     if not data.has_record:
-        return 'There is no record of incidents, though bad steps were kept.'
+        return 'There is no record of incidents, but there are folders of bad steps.'
     if not data.incidents:
         return 'No incident is on record.'
     one = len(data.incidents) == 1
@@ -227,23 +226,22 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     told, left_out = [], not_examined(members)
     if len(members) > 1:
         steps = sorted({i.step for i in members if i.step is not None})
-        where = ' at step %d' if len(steps) == 1 else ', steps %d to %d'
+        where = ', at step %d' if len(steps) == 1 else ', at steps %d to %d'
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
-        # If these are all incidents, the page has their number and actions above.
+        # If these are all incidents, the page has their actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
-        many = '%d incidents of this kind%s: %s' % (len(members), where, _done(members))
-        # NOT_EXAMINED speaks of "them", so the incidents are named before it.
-        told.append(where.lstrip(', ') if is_all and not left_out else many)
+        many = '%s%d incidents are of this kind%s' % ('All ' * is_all, len(members), where)
+        told.append(many if is_all else '%s: %s' % (many, _done(members)))
     if left_out:
         told.append(NOT_EXAMINED % left_out)
-    elif not any(it.diagnosis for it in members):
-        told.append('the cause was not looked for')
-    which = 'it' if len(members) == 1 else 'the one shown'
+    elif not any(it.diagnosis for it in members) and 'not looked for' not in first.reason:
+        told.append('The cause was not looked for')
+    which = 'This incident' if len(members) == 1 else 'Below is the one that'
     if is_end and first is data.incidents[-1]:
         told.append(which + ' ended the training')
     elif is_end:
-        told.append(which + ' ended a run, and another followed')
+        told.append(which + ' ended a run; another run followed')
     elif len(members) > 1:
-        which = 'the first' if first is members[0] else 'the first that was kept'
-        told.append(which + ' is shown')
-    return begun('; '.join(filter(None, told))) + '.' * bool(told)
+        is_first = first is members[0]
+        told.append('Below is the first' + ('' if is_first else ' that can be run again'))
+    return ' '.join(sentence + '.' for sentence in told)

@@ -174,7 +174,7 @@ def said(sample: Sample) -> List[str]:
     if sample.bad:
         told.append('%d not finite' % sample.bad)
     elif sample.suspect:
-        told.append('not finite later')
+        told.append('at fault')
     return told
 
 

@@ -162,7 +162,7 @@ def watch(
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step, unless a `NanLossHook` decides; see `NanLossHook`.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it can do, and what it cannot.
+        `slimguard.guard` says what it does not help against.
       logdir: the directory for the record of incidents and the bundles, in which a rollback finds
         its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a

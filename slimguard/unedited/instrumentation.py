@@ -50,7 +50,7 @@ def instrument(
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it can do, and what it cannot.
+        `slimguard.guard` says what it does not help against.
       logdir: the directory for the record of incidents and the bundles, a str, bytes or
         `os.PathLike`. Default: the directory of the code's checkpoints or summaries; or, if it has
         neither before the first incident, a new folder in `slimguard-logs`.

@@ -191,8 +191,10 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
     for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
         assert replay.main(folder) == 2
         said = capsys.readouterr()
-        assert said.out.splitlines() == made
-        assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[-1])
+        found = [line.split('  ') for line in said.out.splitlines()]
+        assert [path for path, _ in found] == made
+        assert all(cause.startswith('not finite: ') for _, cause in found)
+        assert said.err.endswith('run the newest again: python -m slimguard replay %s\n' % made[-1])
     replay.main(folder, without=3)
     assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[-1])
 

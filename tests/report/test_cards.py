@@ -31,22 +31,29 @@ def bundle_of(name, step=1, text='in the forward pass: it was', rows=(2,)):
 
 def first_of(*said, **kwargs):
     kind = report_data.kinds_of(data_of(*said, **kwargs))[0]
-    return kind.said.rpartition('; ')[2], kind.first.heading
+    return kind.said, kind.first.heading
 
 
 @pytest.mark.parametrize('end', ['raise', 'stop', 'error'])
 def test_it_opens_with_what_ended_the_training(end):
     said = [(1, 'skip', NAN), (2, 'rollback', NAN), (3, end, 'loss 7 is above max_loss: x')]
-    assert first_of(*said) == ('it ended the training.', 'Incident 3, step 3')
+    assert first_of(*said) == (
+        'The cause was not looked for. This incident ended the training.',
+        'Incident 3, step 3',
+    )
     assert first_of(*said, (4, 'skip', NAN)) == (
-        'it ended a run, and another followed.',
+        'The cause was not looked for. This incident ended a run; another run followed.',
         'Incident 3, step 3',
     )
 
 
 def test_or_with_the_first_of_the_kind_of_most_incidents():
     said = [(1, 'skip', 'other'), (2, 'skip', NAN), (3, 'rollback', NAN)]
-    assert first_of(*said) == ('the first is shown.', 'Incident 2, step 2')
+    assert first_of(*said) == (
+        '2 incidents are of this kind, at steps 2 to 3: 1 rolled back, 1 skipped. '
+        'The cause was not looked for. Below is the first.',
+        'Incident 2, step 2',
+    )
     assert first_of((5, 'skip', NAN)) == (
         'The cause was not looked for.',
         'Incident 1, step 5',
@@ -69,7 +76,10 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     (kind,) = report_data.kinds_of(data)
     assert kind.first.headline == 'In the forward pass: it was.'
     assert kind.first.step == 6
-    assert kind.said == 'Steps 1 to 8; the first that was kept is shown.'
+    assert kind.said == (
+        'All 8 incidents are of this kind, at steps 1 to 8. '
+        'Below is the first that can be run again.'
+    )
     assert [it.step for it in kind.alike] == [7]
     assert page.render(data).count('What to do') == 1
 
@@ -78,7 +88,7 @@ def test_incidents_that_were_not_examined_are_told_of_after_their_number():
     data = data_of((None, 'skip', NAN), (None, 'skip', NAN), (None, 'skip', NAN))
     data.incidents[0] = dataclasses.replace(data.incidents[0], diagnosis='it was', tensors=())
     (kind,) = report_data.kinds_of(data)
-    assert kind.said.startswith('3 incidents of this kind: 3 skipped; 2 of them look the same, ')
+    assert kind.said.startswith('All 3 incidents are of this kind. 2 of them look the same, ')
 
 
 def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
@@ -89,9 +99,9 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
         'not finite: gradient of conv2/weights',
     ]
     kinds = report_data.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]))
-    none = 'he cause was not looked for'
-    alike = '2 incidents of this kind, steps 0 to 2: 2 skipped; t%s; the first is shown.' % none
-    assert [kind.said for kind in kinds] == [alike, 'T%s.' % none, 'T%s.' % none]
+    none = 'The cause was not looked for.'
+    many = '2 incidents are of this kind, at steps 0 to 2: 2 skipped. '
+    assert [kind.said for kind in kinds] == [many + none + ' Below is the first.', none, none]
     assert kinds[0].first.headline == 'In' + causes[0][2:]
 
 
@@ -147,7 +157,7 @@ def test_the_reason_is_the_cause_and_symptoms_are_what_was_seen(tmp_path):
     ):
         assert said in seen.text
     assert seen.words.count('in the forward pass: log of 0') == 1  # in the table
-    assert 'To run it again' not in seen.text
+    assert 'To run this step again' not in seen.text
 
 
 def test_of_very_many_kinds_the_largest_are_shown(tmp_path):

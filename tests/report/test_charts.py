@@ -83,7 +83,7 @@ def test_thousands_of_incidents_are_few_marks_and_the_caption_says_so():
 def test_of_two_trainings_the_last_is_dark_and_the_caption_says_so():
     points = np.array([[0.0, 3.0], [1.0, 2.0]])
     chart = charts.loss_chart(Curve('loss', [points, points / 2], 4, 0), [], {})
-    assert 'a new line begins; the last one is dark.' in chart.said
+    assert 'a new line begins, at the step to which' in chart.said
     with charts._style():
         lines = chart.draw(charts.WIDE).axes[0].lines
     assert [line.get_alpha() for line in lines[::2]] == [0.4, 1]

@@ -84,7 +84,7 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     assert begin.gradient is None
     assert begin.said == 'At step 4: no gradient is finite.'
     norms[4] = [NAN, 1e3, NAN]
-    said = 'At step 4: each gradient is not finite, or above 100 times its median.'
+    said = 'At step 4: each gradient is NaN or Inf, or over 100 times its median.'
     assert began(norms).said == said
 
 

@@ -383,7 +383,7 @@ def test_of_fewer_than_three_points_there_is_no_chart_but_a_sentence(sound_and_n
 def test_what_is_not_in_the_curve_is_counted(tmp_path):
     losses = [float('nan')] * 2 + [1.0] * 40
     test_loss_history.write(tmp_path, list(enumerate(losses)))
-    note = '2 of the 42 recorded values are not finite, and so not in the curve.'
+    note = 'The curve leaves out the recorded values that are not finite: 2 of 42.'
     assert report_data.gather(str(tmp_path)).curve_note == note
 
 
@@ -427,7 +427,7 @@ def test_without_a_record_the_command_says_so_and_makes_nothing(tmp_path, capsys
 def test_bundles_without_their_record_are_shown_and_the_record_missed(copy):
     os.remove(record_file.path_in(str(copy)))
     seen = see(copy)
-    assert 'There is no record of incidents, though bad steps were kept.' in seen.text
+    assert 'There is no record of incidents, but there are folders of bad steps.' in seen.text
     assert len(seen.of('article')) == 3
 
 

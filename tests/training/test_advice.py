@@ -116,7 +116,7 @@ class TestWhatIsTold:
         kinds = report_data.kinds_of(report_data.gather(str(tmp_path)))
         counts = [kind.said.partition(': ')[2] for kind in kinds]
         left_out = incident_groups.NOT_EXAMINED % 2
-        assert counts == ['3 skipped; %s; the first is shown.' % left_out, '']
+        assert counts == ['3 skipped. %s. Below is the first.' % left_out, '']
 
     def test_an_explosion_is_told_by_the_jump_of_the_rate_before_it(self, tmp_path):
         batches, rates = [GOOD] * 20, [0.01] * 12 + [50.0] * 8

@@ -144,8 +144,8 @@ class Capture:
         drawn, givens = set(self.draws), {}
         for source in self.sources:
             op = source.op
-            if op not in drawn:
-                continue  # a limit, or a computed tensor that a script feeds
+            if op not in drawn or op.type == 'PlaceholderWithDefault':
+                continue  # a limit, or a tensor that a script feeds
             given = [t for t in op.inputs if graphs.is_float(t) and not graphs.is_reference(t)]
             if is_written_value(op.type):
                 variable = graphs.variable_read(source) or graphs.variable_behind(source)

@@ -182,7 +182,7 @@ def for_a_bad_batch(skips: bool) -> str:
     Args:
       skips: whether a policy in use skips.
     """
-    return 'it depends on the batch, and going back does not mend it' + _skip_it(skips)
+    return 'the cause is in the batch, so going back does not help' + _skip_it(skips)
 
 
 def _skip_it(skips: bool) -> str:

@@ -485,6 +485,11 @@ def a_constant_of_the_graph(value):
     return fails(loss, {x: ONES, row: 0}, {x: ONES, row: 1})
 
 
+def a_default_that_a_script_feeds():
+    x = tf1.placeholder_with_default(ONES, ONES.shape, name='x')
+    return fails(regression(tf.matmul(x, weights())), {x: ONES}, {x: with_(np.nan, 2, 1)})
+
+
 def a_constant_that_is_nan():
     return a_constant_of_the_graph(np.nan)
 
@@ -612,6 +617,7 @@ STEPS = [
     ),
     (a_log_of_a_batch_turned_round, 'log of 0 (1 of 36 values)', '!in row', 'batch'),
     (a_root_of_0, 'gradient of sqrt at 0 (1 of 6 values), in row 2', '!norm', 'batch'),
+    (a_default_that_a_script_feeds, 'bad data: 1 NaN', 'in row 2', 'batch'),
     (a_constant_that_is_nan, 'in a constant: 1 NaN among 2 values', '(Const)', ''),
     (a_constant_that_is_inf, 'in a constant: 1 Inf among 2 values', 'at [1] = inf', ''),
     (

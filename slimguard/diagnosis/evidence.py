@@ -23,7 +23,7 @@ from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History, explosion_in
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.incident_groups import kind_of
+from slimguard.incidents.incident_groups import symptom_of
 from slimguard.system import files, memory
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
@@ -94,9 +94,9 @@ class _Kinds:
         self._known: Set[str] = set()
         self._is_told = False
 
-    def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
+    def is_wanted(self, incident: Incident, logdir: Optional[str]) -> bool:
         """Whether to examine an incident though the training goes on; the first no is logged."""
-        kind = kind_of(reason)
+        kind = symptom_of(incident)
         is_new = kind not in self._known and len(self._known) < self._most
         if is_new:
             self._known.add(kind)
@@ -184,7 +184,7 @@ class Evidence:
                     return Examination()
                 explosion = '' if history is None else explosion_in(history.to_dict())
                 is_full = depth is Depth.FULL
-                gets_bundle = is_full or self._kinds.is_wanted(incident.reason, self._logdir)
+                gets_bundle = is_full or self._kinds.is_wanted(incident, self._logdir)
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Examination()

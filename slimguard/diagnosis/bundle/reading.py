@@ -162,13 +162,13 @@ def read_json(path: files.Path) -> Dict[str, Any]:
     return content
 
 
-def kind_in(path: str) -> Optional[str]:
-    """The kind of a bundle's incident; None if it cannot be read."""
+def kind_in(path: str) -> str:
+    """The kind of a bundle's incident; '' if it cannot be read."""
     try:
         content = read_json(path)
         return kind_of(Incident.from_dict(dict(content['incident'], diagnosis=content['text'])))
     except ValueError:
-        return None
+        return ''
 
 
 def _numbers(thing: Any) -> Any:

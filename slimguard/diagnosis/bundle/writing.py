@@ -193,12 +193,11 @@ def _remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
     `kept` stays in any case.
     """
     bundles = reading.paths(logdir)
-    kinds: Set[str] = set()
-    firsts, repeats = [], []
+    kinds, firsts, repeats = {''}, [], []
     for path in bundles if len(bundles) > most else ():
         kind = reading.kind_in(path)
-        (repeats if kind is None or kind in kinds else firsts).append(path)
-        kinds.add(kind or '')
+        (repeats if kind in kinds else firsts).append(path)
+        kinds.add(kind)
     goes = [path for path in repeats + firsts if path != kept]
     for path in goes[: max(0, len(bundles) - most)]:
         _remove(path)

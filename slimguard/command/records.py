@@ -6,7 +6,8 @@ The JSON document has
 * `unreadable_lines`, how many lines of the record are no incident;
 * `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions` (how often
   each was taken), and `not_examined` (how many were not examined, and only share the symptom);
-* `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
+* `incidents`, the oldest first, each with its `number` in the log and on the page, and the
+  attributes of `slimguard.Incident`.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def _document(folder: str, record: Record) -> Dict[str, Any]:
         'record': record_file.path_in(folder),
         'unreadable_lines': record.unreadable,
         'groups': [_group_document(group) for group in groups],
-        'incidents': [incident.to_dict() for incident in record.incidents],
+        'incidents': [dict(number=n, **it.to_dict()) for n, it in enumerate(record.incidents, 1)],
     }
 
 

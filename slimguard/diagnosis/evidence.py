@@ -6,8 +6,10 @@ with each bad step, so the log has the first of each kind, and at the end a coun
 """
 
 import collections
+import contextlib
 import enum
-from typing import Counter, Dict, Mapping, NamedTuple, Optional, Sequence, Set
+import time
+from typing import Callable, Counter, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
@@ -29,9 +31,9 @@ from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 
 _NO_SEARCH = 'the step was not searched for the cause: '
-_ENOUGH = 'max_bundles=%d is reached'
-_NOT_EXAMINED = '; cause not looked for: ' + _ENOUGH
-_IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
+_NO_TIME = "searches and bundles had taken over a tenth of the training's time"
+_NOT_EXAMINED = '; cause not looked for: ' + _NO_TIME
+_IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it, if a bundle was written'
 _NO_MEMORY = 'a copy of its variables takes %s, and %s of memory are free'
 _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay'
 
@@ -42,6 +44,9 @@ _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay
 SECONDS = 10.0
 _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
+# While a training goes on, all its searches and bundles may take so many seconds, and this share of
+# the training's time.
+_FREE_SECONDS, _SHARE = 10.0, 0.1
 
 
 class Depth(enum.IntEnum):
@@ -60,7 +65,6 @@ class Examination(NamedTuple):
       diagnosis: what made the step bad; None if it was not examined.
       bundle: the path of its bundle, or None.
       depth: how far the step was searched: DRAWN or FULL.
-      gets_bundle: whether `keep` writes a bundle even if the training goes on.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
       row_digests: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
         the row's bytes.
@@ -71,7 +75,6 @@ class Examination(NamedTuple):
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
     depth: Depth = Depth.DRAWN
-    gets_bundle: bool = False
     drew_finite: bool = False
     row_digests: Mapping[str, str] = {}
     why_not: str = ''
@@ -82,45 +85,6 @@ class Examination(NamedTuple):
         return '' if self.diagnosis is None else self.diagnosis.kind
 
 
-class _Kinds:
-    """The kinds of incidents that were examined before.
-
-    Args:
-      most: the most kinds to examine, and the most bundles.
-    """
-
-    def __init__(self, most: int):
-        self._most = most
-        self._known: Set[str] = set()
-        self._is_told = False
-
-    def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
-        """Whether to examine an incident though the training goes on; the first no is logged."""
-        kind = kind_of(reason)
-        is_new = kind not in self._known and len(self._known) < self._most
-        if is_new:
-            self._known.add(kind)
-        if is_new or logdir is None or self._has_room(logdir):
-            return True
-        if not self._is_told:
-            self._is_told = True
-            log().warning(
-                '%s has as many bundles (folders to run a bad step again from) as max_bundles=%d '
-                'allows. Of a bad step like an earlier one slimguard now looks for NaN and Inf in '
-                'the batch only, and looks for another cause when the policy would raise or go '
-                'back.',
-                bundle.folder(logdir),
-                self._most,
-            )
-        return False
-
-    def _has_room(self, logdir: str) -> bool:
-        try:
-            return len(bundle.paths(logdir)) < self._most
-        except Exception:
-            return True  # writing the bundle will fail with the reason
-
-
 class Evidence:
     """Keeps, explains and writes down the bad steps of a gate.
 
@@ -128,6 +92,7 @@ class Evidence:
       gate: the gate. Its graph must not be finalized.
       logdir: where bundles go; None to write none.
       max_bundles: how many bundles there may be in `logdir`.
+      clock: a monotonic clock, in seconds.
 
     Attributes:
       capture: the `Capture`.
@@ -138,6 +103,7 @@ class Evidence:
         gate: Gate,
         logdir: Optional[str] = None,
         max_bundles: int = 5,
+        clock: Callable[[], float] = time.monotonic,
     ):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
@@ -146,7 +112,10 @@ class Evidence:
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
-        self._kinds = _Kinds(max_bundles)
+        self._kinds: Set[str] = set()  # of incidents that got a bundle, or had no need of one
+        self._clock, self._began = clock, clock()
+        self._spent = 0.0  # seconds for searches and bundles
+        self._is_told = False  # whether the log says that these took too long
         self._failures: Counter[str] = collections.Counter()
 
     def keep_in(self, logdir: str) -> None:
@@ -169,9 +138,9 @@ class Evidence:
 
         Args:
           session, incident, labels: as in `BadStep`.
-          depth: how far the step is searched at least. It is raised to `Depth.SHORT` while there
-            are fewer than `max_bundles` bundles, and for the first incident of each kind, up to
-            `max_bundles` kinds.
+          depth: how far the step is searched at least. It is raised to `Depth.SHORT` as long as
+            all searches and bundles together took at most 10 s and a tenth of the time since this
+            object was made.
           history: as in `BadStep`.
         """
         with OWN_WORK:
@@ -183,8 +152,6 @@ class Evidence:
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Examination()
                 explosion = '' if history is None else explosion_in(history.to_dict())
-                is_full = depth is Depth.FULL
-                gets_bundle = is_full or self._kinds.is_wanted(incident.reason, self._logdir)
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Examination()
@@ -195,21 +162,24 @@ class Evidence:
             rows = bad_row_digests(values[name]) if bad else {}
             examination = Examination(
                 BadStep(session, self.capture, values, labels, incident, history, explosion),
-                gets_bundle=gets_bundle,
                 drew_finite=not bad and not self._is_shared,
                 row_digests={'row %d of %s' % (row, name): name + rows[row] for row in rows},
             )
-            depth = max(depth, Depth.SHORT) if gets_bundle else depth
+            if depth is Depth.DRAWN and self._has_time():
+                depth = Depth.SHORT
             if depth is Depth.DRAWN and not bad:
-                return examination._replace(why_not=_NOT_EXAMINED % self._max_bundles)
+                return examination._replace(why_not=_NOT_EXAMINED)
             return self._diagnose(examination, depth)
 
     def keep(self, examination: Examination, incident: Incident, depth: Depth) -> Examination:
         """Writes the bundle of an examined bad step, once the policy has decided.
 
+        While the training goes on, an incident gets a bundle if the folder has room, or if no
+        bundle was of its kind.
+
         Args:
           examination: what `examine` returned.
-          incident: the `Incident` as it is known by now.
+          incident: the `Incident` as it is known by now, with what `examine` found.
           depth: FULL if the training ends with this incident: then the whole step is searched, and
             its bundle is written in any case.
         """
@@ -220,48 +190,76 @@ class Evidence:
         with OWN_WORK:
             if examination.depth < depth:
                 examination = self._diagnose(examination, depth)
-            if self._logdir is None or not (depth is Depth.FULL or examination.gets_bundle):
+            if self._logdir is None or examination.why_not:
                 return examination
             diagnosis, most = examination.diagnosis, self._max_bundles
-            try:
-                path = bundle.write(self._logdir, bad_step, diagnosis, most)
-            except Exception as error:
-                self._say('the bundle could not be written', error)
-                return examination
-            return examination._replace(bundle=path)
+            with self._timed('the bundle could not be written'):
+                if depth is Depth.FULL or self._has_room(self._logdir, kind_of(incident)):
+                    path = bundle.write(self._logdir, bad_step, diagnosis, most)
+                    return examination._replace(bundle=path)
+            return examination
+
+    def _has_room(self, logdir: str, kind: str) -> bool:
+        """Whether there are fewer than `max_bundles` bundles, or there was none of this kind."""
+        paths = bundle.paths(logdir)
+        is_new = kind not in self._kinds and kind not in map(bundle.kind_in, paths)
+        self._kinds.add(kind)
+        return is_new or len(paths) < self._max_bundles
 
     def _diagnose(self, examination: Examination, depth: Depth) -> Examination:
         """Finds the cause by a search as far as `depth`, which may be cut short."""
         bad_step = examination.bad_step
         assert bad_step is not None and bad_step.incident is not None
-        try:
-            why_not = self._why_no_search(bad_step.values, depth, examination.gets_bundle)
-            if why_not:
-                diagnosis = glance(bad_step, _NO_SEARCH + why_not)
-            else:
-                diagnosis = diagnose(bad_step)
-        except Exception as error:
-            self._say('the bad step could not be diagnosed', error)
-            return examination._replace(depth=Depth.FULL)  # no second search: it would fail again
-        if self._is_shared:
-            diagnosis = diagnosis._replace(kind='')
-        diagnosis = with_limit(diagnosis, bad_step.incident)
-        reached = Depth.DRAWN if why_not else Depth.FULL
-        return examination._replace(diagnosis=diagnosis, depth=reached, why_not='')
+        with self._timed('the bad step could not be diagnosed'):
+            why_not = self._why_no_search(bad_step.values, depth)
+            found = glance(bad_step, _NO_SEARCH + why_not) if why_not else diagnose(bad_step)
+            if self._is_shared:
+                found = found._replace(kind='')
+            found = with_limit(found, bad_step.incident)
+            depth = Depth.DRAWN if why_not else Depth.FULL
+            return examination._replace(diagnosis=found, depth=depth, why_not='')
+        # No second search: it would fail again.
+        return examination._replace(depth=Depth.FULL, why_not='')
 
-    def _why_no_search(self, values: Dict[str, np.ndarray], depth: Depth, gets_bundle: bool) -> str:
+    def _why_no_search(self, values: Dict[str, np.ndarray], depth: Depth) -> str:
         """Why the step is not searched; '' if it is."""
+        if depth is Depth.DRAWN:
+            return _NO_TIME
         size, free = self.capture.bytes_to_copy(), memory.available()
         if free is not None and size > free:
             return _NO_MEMORY % (files.megabytes(size), files.megabytes(free))
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
-        if depth is Depth.DRAWN:
-            return _ENOUGH % self._max_bundles
         if depth is Depth.FULL or is_within(SECONDS, self.capture, rows):
             return ''
         where = _NO_LOGDIR if self._logdir is None else _IN_BUNDLE
-        where = where if gets_bundle else _ENOUGH % self._max_bundles
         return 'the training would wait for longer than %g s; %s' % (SECONDS, where)
+
+    def _has_time(self) -> bool:
+        """Whether a search may begin while the training goes on; the first no is logged."""
+        allowed = _FREE_SECONDS + _SHARE * (self._clock() - self._began)
+        if self._spent > allowed and not self._is_told:
+            self._is_told = True
+            log().warning(
+                'Searches for the causes of bad steps and bundles (folders to run a bad step again '
+                "from) took %.0f s, more than %g s and a tenth of the training's time. While that "
+                'is so, now for about %.1f s, slimguard looks for NaN and Inf in the batch only, '
+                'unless the policy would raise or go back.',
+                self._spent,
+                _FREE_SECONDS,
+                (self._spent - allowed) / _SHARE,
+            )
+        return self._spent <= allowed
+
+    @contextlib.contextmanager
+    def _timed(self, failure: str) -> Iterator[None]:
+        """Adds the time of a search or a bundle to that of the others; logs its error, if any."""
+        began = self._clock()
+        try:
+            yield
+        except Exception as error:
+            self._say(failure, error)
+        finally:
+            self._spent += self._clock() - began
 
     def close(self) -> None:
         """Logs how many errors like the first of each kind were left out of the log."""

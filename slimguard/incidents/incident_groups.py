@@ -2,18 +2,7 @@
 
 import collections
 import re
-from typing import (
-    Any,
-    Counter,
-    Dict,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, Counter, Dict, List, NamedTuple, Optional, Sequence, Set, TypeVar
 
 from slimguard.incidents.incident import Incident
 
@@ -27,6 +16,10 @@ _OF_DATA = 'in the input: '
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
 # How many incidents of a group were not examined, and only look like the others.
 NOT_EXAMINED = '%d of them look the same, and their cause was not looked for'
+# An overflow or an explosion is one wherever it shows: this part of the cause tells where it did.
+_WHEREVER = re.compile(
+    r'^in the [^:]*: (?=overflow)|(?<=overflow) of [^;]*|(?<= went from ).*|[.] The weights.*'
+)
 _ROWS = re.compile(r'(, in )?(\brows? #(, #)*|# of # rows)')
 
 
@@ -63,17 +56,16 @@ def grouped(incidents: Sequence[Incident]) -> List[Group]:
 
 def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
     """Lists of incidents of one kind, in the order of the first of each kind."""
-    causes: Dict[Tuple[str, ...], Set[str]] = {}
+    causes: Dict[str, Set[str]] = {}  # by symptom
     for each in incidents:
         # Drawn values are always checked, so an incident that was not examined has no bad data.
         if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
-            causes.setdefault(symptom_of(each), set()).add(_cause_and_line(each))
+            causes.setdefault(symptom_of(each), set()).add(kind_of(each))
     kinds: Dict[str, List[_I]] = {}
     for each in incidents:
-        kind = _cause_and_line(each)
-        known = () if each.diagnosis else causes.get(symptom_of(each), ())
-        if len(known) == 1:
-            (kind,) = known
+        kind = kind_of(each)
+        if len(causes.get(kind, ())) == 1:  # the kind is a symptom: it was not examined
+            (kind,) = causes[kind]
         kinds.setdefault(kind, []).append(each)
     return list(kinds.values())
 
@@ -94,20 +86,22 @@ def _group_of(members: List[Incident]) -> Group:
     return Group(first, len(members), first_step, last_step, dict(actions), left_out, bundle)
 
 
-def _cause_and_line(incident: Any) -> str:
-    """The kind of a cause and the user's line, but no line for bad data, or for an overflow."""
-    kind = kind_of(incident.cause)
-    diagnosis = incident.diagnosis or ''
-    if 'overflow' in kind or diagnosis.startswith(_OF_DATA):
-        return re.split('; then |[.] The weights', kind)[0]
-    return '\n'.join([kind, *_LINE.findall(diagnosis)[:1]])
+def kind_of(incident: Incident) -> str:
+    """The kind of an incident: its cause without numbers and rows, and the user's line.
+
+    Bad data and overflows have no line. An incident that was not examined has its symptom.
+    """
+    if not incident.diagnosis:
+        return symptom_of(incident)
+    kind, is_wherever = _WHEREVER.subn('', _words_of(incident.cause))
+    has_line = not is_wherever and not incident.diagnosis.startswith(_OF_DATA)
+    return '\n'.join([kind, *_LINE.findall(incident.diagnosis)[: int(has_line)]])
 
 
-def kind_of(cause: str) -> str:
-    """The words of a cause, without numbers and rows: the same for incidents of one kind."""
-    return _ROWS.sub('', _NUMBER.sub('#', cause))
+def symptom_of(incident: Incident) -> str:
+    """What was seen, without numbers. Incidents with one symptom may differ in cause."""
+    return _words_of(incident.reason.partition('; ')[0])
 
 
-def symptom_of(incident: Any) -> Tuple[str, ...]:
-    """The words of what was seen, and where. Incidents with one symptom may differ in cause."""
-    return (kind_of(incident.reason.partition('; ')[0]), *incident.tensors)
+def _words_of(told: str) -> str:
+    return _ROWS.sub('', _NUMBER.sub('#', told))

@@ -7,7 +7,7 @@ last line of a training gives the command that shows what happened.
 
 import time
 import types
-from typing import Callable, Dict, Mapping, Optional, Tuple, Union
+from typing import Callable, Dict, Mapping, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
 
@@ -65,8 +65,8 @@ class IncidentLog:
         self._last_logged = 0.0
         self._held_back = 0  # how many were not logged since then
         self._is_raised = False  # whether the last incident ended in a NanLossError
-        # By cause and by symptom, the number of the first incident that was logged.
-        self._kinds: Dict[Union[str, Tuple[str, ...]], int] = {}
+        # By kind and by symptom, the number of the first incident that was logged.
+        self._kinds: Dict[str, int] = {}
         # By the digest of a bad row, the number of its first incident, and how many had the row.
         self._rows: Dict[str, Tuple[int, int]] = {}
         if logdir is not None:
@@ -166,7 +166,7 @@ class IncidentLog:
 
     def _log(self, incident: Incident, cause: Optional[str], done: str, why: str) -> None:
         symptom = symptom_of(incident)
-        kind = symptom if cause is None else kind_of(cause)
+        kind = symptom if cause is None else kind_of(incident)
         goes_on = incident.action in ('skip', 'on_nan_loss')
         now = self._clock()
         if goes_on and self.count > _FIRST and now - self._last_logged < _SECONDS:

@@ -251,12 +251,13 @@ def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[I
 
 
 def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
-    """A header and a row for each incident: time, step, loss, action, and the cause and reason."""
-    rows: List[Tuple[str, ...]] = [('time', 'step', 'loss', 'action', 'reason')]
-    for incident in incidents:
+    """A header and a row for each incident: number, time, step, loss, action, cause and reason."""
+    rows: List[Tuple[str, ...]] = [('number', 'time', 'step', 'loss', 'action', 'reason')]
+    for number, incident in enumerate(incidents, 1):
         what = [incident.cause] if incident.cause != incident.reason else []
         rows.append(
             (
+                str(number),
                 when(incident.time),
                 '' if incident.step is None else str(incident.step),
                 '' if incident.loss is None else '%g' % incident.loss,

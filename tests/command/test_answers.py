@@ -79,6 +79,7 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 28
     assert 'skip    in the forward pass: log of 0; not finite: loss, w0, w1, w2' in lines[1]
+    assert [line.split()[0] for line in lines] == ['number', *map(str, range(1, 29))]
 
 
 def test_checkpoints_answers_without_the_lines_that_tensorflow_prints_when_it_is_loaded(tmp_path):
@@ -124,7 +125,8 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
     read = document(capsys)
     assert sorted(read) == sorted('logdir record unreadable_lines groups incidents'.split())
     assert (read['logdir'], read['unreadable_lines']) == (str(tmp_path), 2)
-    assert read['incidents'][:2] == [each.to_dict() for each in incidents[:2]]
+    numbered = [dict(each.to_dict(), number=n) for n, each in enumerate(incidents, 1)]
+    assert read['incidents'][:2] == numbered[:2]
     assert read['incidents'][0]['loss'] == 'nan'
     assert read['groups'][0] == {
         'cause': 'not finite: loss',

@@ -52,18 +52,18 @@ def test_the_order_is_that_of_the_incidents_whatever_the_files_say(tmp_path):
 
 @pytest.mark.full
 def test_the_first_of_each_kind_is_the_last_to_go(failed, tmp_path):
-    def write_one(reason):
-        return write(failed, tmp_path, step=1, reason=reason, max_bundles=3)
+    def write_one(trouble):
+        return write(failed, tmp_path, step=1, trouble=trouble, max_bundles=3)
 
-    first, other = write_one('loss 7 > 5'), write_one('not finite: loss')
-    again = write_one('loss 8 > 5')
+    first, other = write_one('log of 0 (1 of 7 values)'), write_one('overflow')
+    again = write_one('log of 0 (3 of 7 values)')
     assert bundle.paths(tmp_path) == [first, other, again]
-    third = write_one('loss 9 > 5')
+    third = write_one('log of 0 (5 of 7 values)')
     assert bundle.paths(tmp_path) == [first, other, third]
-    fourth = write_one('not finite: w')
+    fourth = write_one('division by 0')
     assert bundle.paths(tmp_path) == [first, other, fourth]
     # If each is the first of its kind, the oldest is removed.
-    fifth = write_one('not finite: v')
+    fifth = write_one('sqrt of a negative number')
     assert bundle.paths(tmp_path) == [other, fourth, fifth]
     # No bundle gets the name of a removed one.
     paths = (first, other, again, third, fourth, fifth)

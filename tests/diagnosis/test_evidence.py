@@ -1,5 +1,6 @@
 """After an incident: the cause is found and written down; errors in that hide no incident."""
 
+import dataclasses
 import os
 import time
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import gate
-from slimguard.diagnosis import bundle, exported_step, replay
+from slimguard.diagnosis import bundle, evidence, exported_step, replay
 from slimguard.diagnosis.evidence import Depth, Evidence
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Batches, Linear, LogLines, records_in
@@ -20,9 +21,8 @@ tf1 = tf.compat.v1
 class Watch(tf1.train.SessionRunHook):
     """Fetches what `Evidence` needs, and asks it after each bad step."""
 
-    def __init__(self, gate, evidence, depth=Depth.DRAWN, reasons=()):
+    def __init__(self, gate, evidence, depth=Depth.DRAWN):
         self._gate, self._evidence, self._depth = gate, evidence, depth
-        self._reasons = iter(reasons)
         self.found = []
 
     def before_run(self, run_context):
@@ -34,21 +34,21 @@ class Watch(tf1.train.SessionRunHook):
         if not written:
             labels = [label for label, is_bad in zip(self._gate.labels, bad) if is_bad]
             finding = gate.explain(labels)
-            reason = next(self._reasons, finding.reason)
-            incident = Incident(len(self.found), None, reason, finding.tensors, 'hook', time.time())
+            told = finding.reason, finding.tensors
+            incident = Incident(len(self.found), None, *told, 'hook', time.time())
             session = run_context.session
             examined = self._evidence.examine(session, incident, labels, self._depth)
+            diagnosis = None if examined.diagnosis is None else str(examined.diagnosis)
+            incident = dataclasses.replace(incident, diagnosis=diagnosis)
             kept = self._evidence.keep(examined, incident, self._depth)
             self.found.append(kept)
 
 
-def train(logdir, bad, steps=4, **kwargs):
+def train(logdir, bad, steps=4, depth=Depth.DRAWN, **kwargs):
     model = Linear(bad=bad)
     train_op = gate.guard(model.minimize(), model.loss)
     found = gate.gate_of(train_op)
-    watching = ('depth', 'reasons')
-    watching = {name: kwargs.pop(name) for name in watching if name in kwargs}
-    hook = Watch(found, Evidence(found, logdir, **kwargs), **watching)
+    hook = Watch(found, Evidence(found, logdir, **kwargs), depth)
     with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
         for _ in range(steps):
             session.run(train_op)
@@ -98,28 +98,66 @@ def test_without_a_logdir_there_is_a_diagnosis_and_no_file(tmp_path, monkeypatch
     assert os.listdir(str(tmp_path)) == []
 
 
-def test_where_there_are_all_bundles_bad_data_are_told_without_a_search(tmp_path):
-    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2)
-    assert [f.bundle is not None for f in found] == [True, True, False]
-    assert [f.depth is Depth.FULL for f in found] == [True, True, False]
-    assert found[2].diagnosis.in_short == found[1].diagnosis.in_short
-    assert 'not searched for the cause: max_bundles=2 is reached' in str(found[2].diagnosis)
+def test_searches_and_bundles_take_ten_seconds_and_a_tenth_of_the_time(tmp_path, monkeypatch):
+    x = tf1.placeholder(tf.float32, [4, 3])
+    weights = tf1.get_variable('w', initializer=[[1.0], [1.0], [1.0]])
+    loss = tf.reduce_mean(tf.matmul(tf.math.log(x), weights))
+    found = gate.gate_of(gate.guard(tf1.train.GradientDescentOptimizer(0.1).minimize(loss), loss))
+    now = [0.0]  # a search takes four seconds, and a bundle two
+    asked = Evidence(found, str(tmp_path), max_bundles=2, clock=lambda: now[0])
+    hook = Watch(found, asked)
+
+    def taking(seconds, function):
+        def called(*args):
+            now[0] += seconds
+            return function(*args)
+
+        return called
+
+    monkeypatch.setattr(evidence, 'diagnose', taking(4.0, evidence.diagnose))
+    monkeypatch.setattr(bundle, 'write', taking(2.0, bundle.write))
+    with_nan, finite = np.full([4, 3], np.nan), np.full([4, 3], -1.0)
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session, LogLines() as lines:
+        for seconds, batch in [(0, finite)] * 3 + [(0, with_nan), (25.9, finite), (0.2, finite)]:
+            now[0] += seconds
+            session.run(found.train_op, {x: batch})
+    # After two incidents 12 s are spent, and the bundle of the NaN makes them 14 s. So much is
+    # allowed at 40 s.
+    is_searched = [each.depth is Depth.FULL for each in hook.found]
+    assert is_searched == [True, True, False, False, False, True]
+    assert now == [14.0 + 25.9 + 0.2 + 4.0]
+    why_not = '; cause not looked for: ' + evidence._NO_TIME
+    assert [each.why_not for each in hook.found] == ['', '', why_not, '', why_not, '']
+    told = str(hook.found[3].diagnosis)
+    assert told.startswith('in the input: bad data: 12 NaN')
+    assert told.endswith('not searched for the cause: ' + evidence._NO_TIME)
+    (said,) = [line for line in lines if line.startswith('Searches for the causes of bad steps')]
+    assert 'took 12 s, ' in said and 'now for about 8.0 s, slimguard' in said
 
 
 @pytest.mark.full
-def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_may_be(tmp_path):
-    reasons = ['loss 1 is high', 'loss 2 is high', 'loss 3 is high', 'other', 'third', 'other']
-    with LogLines() as lines:
-        found = train(str(tmp_path), range(6), steps=6, max_bundles=2, reasons=reasons)
-    # As many kinds are examined as there may be bundles: a training may have ever new kinds.
-    assert [f.depth is Depth.FULL for f in found] == [True, True, False, True, False, False]
-    # The bundle of the first of a kind stays, and the bundle of a repeat is removed.
-    assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
-    (said,) = [line for line in lines if 'as max_bundles=2 allows' in line]
-    assert said.startswith('%s has as many bundles ' % (tmp_path / 'slimguard'))
-    with tf.Graph().as_default():  # as a restart
-        (again,) = train(str(tmp_path), [0], max_bundles=2, reasons=['other'])
-    assert bundle.paths(str(tmp_path)) == [found[3].bundle, again.bundle]
+def test_once_there_are_all_bundles_only_a_new_kind_gets_one(tmp_path):
+    x, y = (tf1.placeholder(tf.float32, [4, 1], name) for name in 'xy')
+    weights = tf1.get_variable('w', initializer=[[1.0]])
+    loss = tf.reduce_mean(tf.matmul(tf.math.log(x), weights) + tf.matmul(tf.math.sqrt(y), weights))
+    found = gate.gate_of(gate.guard(tf1.train.GradientDescentOptimizer(0.1).minimize(loss), loss))
+    good, bad = np.ones([4, 1]), -np.ones([4, 1])
+    log, root, data = {x: bad, y: good}, {x: good, y: bad}, {x: good, y: good * np.nan}
+
+    def train(*feeds):
+        hook = Watch(found, Evidence(found, str(tmp_path), max_bundles=2))
+        with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            for feed in feeds:
+                session.run(found.train_op, feed)
+        assert all(each.depth is Depth.FULL for each in hook.found)
+        return [each.bundle for each in hook.found]
+
+    first, second, none, of_root, *repeats = train(log, log, log, root, log, root)
+    assert second and [none, *repeats] == [None] * 3
+    assert bundle.paths(str(tmp_path)) == [first, of_root]  # the repeat has gone
+    assert train(log, root) == [None, None]  # as a restart
+    (of_data,) = train(data)
+    assert bundle.paths(str(tmp_path)) == [of_root, of_data]  # the oldest has gone
 
 
 def test_the_last_incident_is_always_written(tmp_path):
@@ -193,5 +231,7 @@ def test_a_place_that_cannot_be_listed_still_gives_a_diagnosis(tmp_path, monkeyp
         raise OSError('no such device')
 
     monkeypatch.setattr(bundle, 'paths', fail)
-    (found,) = train(str(tmp_path), bad=[1])
-    assert found.diagnosis.is_known and found.bundle is not None
+    with LogLines('slimguard') as lines:
+        (found,) = train(str(tmp_path), bad=[1])
+    assert found.diagnosis.is_known
+    assert lines == ['the bundle could not be written: OSError: no such device']

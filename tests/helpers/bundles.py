@@ -8,21 +8,23 @@ from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
 
 
-def incident_of(failed, step=None, reason=None):
+def incident_of(failed, step=None):
     finding = gate.explain(failed.labels)
     return Incident(
         step=failed.steps if step is None else step,
         loss=float(failed.loss),
-        reason=reason or finding.reason,
+        reason=finding.reason,
         tensors=finding.tensors,
         strategy='hook',
         time=time.time(),
     )
 
 
-def write(failed, logdir, step=None, reason=None, **kwargs):
-    bad_step = failed.bad_step._replace(incident=incident_of(failed, step, reason))
-    return bundle.write(str(logdir), bad_step, diagnose(bad_step), **kwargs)
+def write(failed, logdir, step=None, trouble=None, **kwargs):
+    bad_step = failed.bad_step._replace(incident=incident_of(failed, step))
+    diagnosis = diagnose(bad_step)
+    diagnosis = diagnosis._replace(trouble=trouble or diagnosis.trouble)
+    return bundle.write(str(logdir), bad_step, diagnosis, **kwargs)
 
 
 def variables_of(it):

@@ -40,6 +40,14 @@ def test_an_explosion_is_one_whatever_overflowed_in_it():
     for told in (grown, large):
         both = [incident(n, diagnosis=told % op) for n, op in enumerate(['Square', 'w/MatMul'])]
         assert len(grouped(both)) == 1
+    told = (
+        'in the forward pass: overflow of exp: its input is as large as 99, and float32 ends at 3',
+        'in the backward pass: overflow of float32: MatMul of numbers as large as 9e+30, and '
+        'float32 ends at 3, in row 2. The weights are as large as 9e+9 (w)',
+    )
+    row = '; x:0 is as large as 1e+30, in row 2, and 3 at most in the other rows'
+    incidents = [incident(n, diagnosis=it) for n, it in enumerate([*told, told[0] + row])]
+    assert [group.count for group in grouped(incidents)] == [2, 1]  # the data are another cause
 
 
 def test_without_a_cause_those_of_one_reason_are_together_in_the_order_of_the_first():
@@ -54,7 +62,7 @@ def test_without_a_cause_those_of_one_reason_are_together_in_the_order_of_the_fi
 
 def test_what_was_not_examined_is_counted_where_one_cause_has_its_symptom():
     log, data = 'in the forward pass: log of 0', 'in the input: bad data: 1 NaN'
-    seen, unseen = 'not finite: loss', 'not finite: loss; not examined: max_bundles=1 is reached'
+    seen, unseen = 'not finite: loss', 'not finite: loss; cause not looked for: no time'
     known = [incident(1, seen, diagnosis=data), incident(2, seen, diagnosis=log)]
     left_out = [incident(3, unseen), incident(4, unseen)]
     of_data, of_log = grouped(known + left_out)

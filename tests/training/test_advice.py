@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.diagnosis import evidence
 from slimguard.incidents import advice, incident_groups
 from slimguard.report import report_data
 from tests.helpers.models import LogLines
@@ -100,14 +101,16 @@ class TestWhatIsTold:
         return [line.partition('): ')[2] for line in told]
 
     def test_one_that_is_not_examined_is_known_by_its_symptom_and_bad_data_are_named(
-        self, tmp_path
+        self, tmp_path, monkeypatch
     ):
-        options = dict(on_nan='skip', logdir=tmp_path, max_bundles=1)
+        monkeypatch.setattr(evidence, '_FREE_SECONDS', 0.0)  # the first search takes all the time
+        monkeypatch.setattr(evidence, '_SHARE', 1e-9)
+        options = dict(on_nan='skip', logdir=tmp_path)
         batches = [GOOD, NEGATIVE, NEGATIVE, NAN, NEGATIVE]
         first, second, of_data, last = self.train(
             lambda y: tf.reduce_mean(tf1.log(y)), batches, **options
         )
-        not_examined = '); cause not looked for: max_bundles=1 is reached.'
+        not_examined = '); cause not looked for: %s.' % evidence._NO_TIME
         assert first.startswith('log of a negative number')
         assert of_data.startswith('bad data: 1 NaN among 8 values, in row 2; Placeholder; ')
         for each in second, last:
@@ -117,6 +120,38 @@ class TestWhatIsTold:
         counts = [kind.said.partition(': ')[2] for kind in kinds]
         left_out = incident_groups.NOT_EXAMINED % 2
         assert counts == ['3 skipped. %s. Below is the first.' % left_out, '']
+
+    def test_each_bad_sample_is_named_also_beyond_the_bundles(self, tmp_path):
+        batches = [GOOD * 1.0 for _ in range(9)]
+        for number, batch in enumerate(batches):
+            batch[number % 4] = -1
+        options = dict(on_nan='skip', logdir=tmp_path, max_bundles=2)
+        told = self.train(lambda y: tf.reduce_mean(tf1.log(y)), batches, **options)
+        rows = ['in row %d' % (number % 4) for number in range(9)]
+        assert [each in line for each, line in zip(rows, told)] == [True] * 9
+        recorded = slimguard.read_incidents(tmp_path)
+        assert [each in it.cause for each, it in zip(rows, recorded)] == [True] * 9
+
+    def test_two_causes_of_one_symptom_are_two_kinds(self, tmp_path):
+        def build_loss(y):
+            logs = tf1.log(y + 2.0)
+            return tf.reduce_mean(logs + tf1.log(5.0 - y))
+
+        low, high = GOOD * 1.0, GOOD * 1.0
+        low[1], high[1] = -2, 4
+        batches = [low, low, high, low, high]
+        told = self.train(build_loss, batches, on_nan='skip', logdir=tmp_path)
+        assert [line.partition(', see incident ')[2][:1] for line in told] == [
+            '',
+            '1',
+            '',
+            '1',
+            '3',
+        ]
+        (reason,) = {each.reason for each in slimguard.read_incidents(tmp_path)}
+        assert reason == 'not finite: loss (Mean)'
+        kinds = report_data.kinds_of(report_data.gather(str(tmp_path)))
+        assert [kind.first.number for kind in kinds] == [1, 3]
 
     def test_an_explosion_is_told_by_the_jump_of_the_rate_before_it(self, tmp_path):
         batches, rates = [GOOD] * 20, [0.01] * 12 + [50.0] * 8

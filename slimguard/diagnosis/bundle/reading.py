@@ -17,6 +17,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.exported_step import ExportedStep
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 
 JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
@@ -158,6 +160,15 @@ def read_json(path: files.Path) -> Dict[str, Any]:
         for name in ('incident', 'diagnosis', 'history'):
             content[name] = _numbers(content[name])
     return content
+
+
+def kind_in(path: str) -> str:
+    """The kind of a bundle's incident; '' if it cannot be read."""
+    try:
+        content = read_json(path)
+        return kind_of(Incident.from_dict(dict(content['incident'], diagnosis=content['text'])))
+    except ValueError:
+        return ''
 
 
 def _numbers(thing: Any) -> Any:

@@ -20,7 +20,6 @@ from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, Bundle
 from slimguard.diagnosis.capture import BadStep, Capture, bytes_of
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.exported_step import ExportedStep, export
-from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 
 # The bundles that this process made. The record of incidents still names a bundle after its
@@ -194,22 +193,14 @@ def _remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
     `kept` stays in any case.
     """
     bundles = reading.paths(logdir)
-    kinds: Set[str] = set()
-    firsts, repeats = [], []
+    kinds, firsts, repeats = {''}, [], []
     for path in bundles if len(bundles) > most else ():
-        kind = _kind(path)
-        (repeats if kind is None or kind in kinds else firsts).append(path)
-        kinds.add(kind or '')
+        kind = reading.kind_in(path)
+        (repeats if kind in kinds else firsts).append(path)
+        kinds.add(kind)
     goes = [path for path in repeats + firsts if path != kept]
     for path in goes[: max(0, len(bundles) - most)]:
         _remove(path)
-
-
-def _kind(path: str) -> Optional[str]:
-    try:
-        return kind_of(str(reading.read_json(path)['incident'].get('reason')))
-    except BundleError:
-        return None
 
 
 def _remove(path: str) -> None:

@@ -19,7 +19,7 @@ from slimguard.cluster.job_table import (
     insist,
     new_number,
 )
-from slimguard.cluster.session_end import aborted, stop
+from slimguard.cluster.session_end import aborted, error_of, stop
 from slimguard.cluster.sync_replicas import Replicas
 from slimguard.graph import ops
 from slimguard.incidents.incident import Incident
@@ -188,11 +188,11 @@ class Follower:
                     log().warning(_NO_CHIEF_SEEN, self._entry.worker)
                     return False
             elif chief.get('ends') is not None:
-                # A process that has been in a round ends with its chief. A new process may have
+                # A process that has been in a round ends as its chief does. A new process may have
                 # come for the next training: unless all steps are done, it waits for a new chief.
                 if was_there or is_done() or waited > _NO_CHIEF:
                     log().info('the job has ended.')
-                    coordinator.request_stop()
+                    stop(coordinator, error_of(chief['incident']) if was_there else None)
                     return False
                 reminder.say(_CHIEF_HAS_ENDED, self._entry.worker, _NO_CHIEF)
             elif chief['open'] and chief['round'] != self._asked_in:

@@ -13,8 +13,9 @@ from slimguard import compat
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.cluster import rounds
-from slimguard.cluster.job_table import SharedTable
+from slimguard.cluster.job_table import OwnEntry, SharedTable
 from slimguard.incidents import record_file
+from slimguard.incidents.incident import Incident
 from tests.helpers.jobs import Job
 from tests.helpers.models import Linear, records_in, train_quietly
 
@@ -509,6 +510,23 @@ def test_a_shared_table_keeps_entries_by_number():
     assert one.read() == {2**52: {'round': 5}}  # opened again
     one.close()
     other.close()
+
+
+def test_who_lost_its_session_when_the_job_ended_has_the_error_of_the_others():
+    server = tf1.train.Server({'holder': ['localhost:0']})
+    chief, worker = (
+        OwnEntry(SharedTable(server.target, '/job:holder/task:0'), is_chief, 'a worker')
+        for is_chief in (True, False)
+    )
+    bad = Incident.now(step=1, loss=None, reason='bad', tensors=(), strategy='hook')
+    chief.write(round=7, ends=7, incident=bad.to_dict())
+    worker.round = 7  # without it, the process would be new, and might wait for the next training
+    coordinator = tf1.train.Coordinator()
+    assert not rounds.Follower(worker).join(coordinator, lambda: False)
+    with pytest.raises(slimguard.NanLossError, match='bad'):
+        coordinator.raise_requested_exception()
+    chief.table.close()
+    worker.table.close()
 
 
 def test_one_process_has_no_shared_table(tmp_path):

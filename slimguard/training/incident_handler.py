@@ -164,7 +164,7 @@ class IncidentHandler:
         opened.spent = self._policies.spent
         opened.again = self._incident_log.again(found.row_digests)
         opened.note_reason(opened.again + self._policies.why_not)
-        if isinstance(policy, Raise) and not self._rollbacks.snapshots.is_wanted:
+        if policy.ends and not self._rollbacks.snapshots.is_wanted:
             opened.note_reason(self._ruin_at_the_end(opened))
         is_overflow = found.drew_finite and kind in ('', EXPLOSION)
         if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
@@ -189,7 +189,7 @@ class IncidentHandler:
         return None if opened.gate is None else self._training.evidence.get(opened.gate)
 
     def _ruin_at_the_end(self, opened: OpenIncident) -> str:
-        """Why the state to save before 'raise' is ruined; '' if it is not."""
+        """Why the state to save at the end is ruined; '' if it is not."""
         found, losses = opened.found, self._rollbacks.snapshots.losses
         if opened.ruin or found.diagnosis is not None and found.diagnosis.shows_ruin:
             return '; ' + IS_RUINED  # the cause says how far the loss, or a weight, has grown
@@ -219,10 +219,13 @@ class IncidentHandler:
             incident = self._roll_back(run_context.session, opened, policy)
         if incident.action == Raise.action:
             incident = opened.note(advice=self._advice_on(opened) or incident.advice)
-            has_states = self._rollbacks.snapshots.is_wanted
-            if incident.held and has_states and self._ruin_at_the_end(opened):
-                self._rollbacks.leave_ruin(run_context.session, opened)
-        ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
+        ends = incident.action in (Raise.action, Stop.action)
+        # After 'stop' the loop saves what is in memory. Before 'raise' slimguard saves; if nothing
+        # rolls back, it leaves the newest checkpoint as it is.
+        puts_back = incident.action == Stop.action or self._rollbacks.snapshots.is_wanted
+        if ends and incident.held and puts_back and self._ruin_at_the_end(opened):
+            self._rollbacks.leave_ruin(run_context.session, opened)
+        ends_job = self._ends_job and ends
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)
         if incident.action == Raise.action:

@@ -58,17 +58,22 @@ class Rollbacks:
         self._job_rollbacks = 0  # times
 
     def leave_ruin(self, session, opened: OpenIncident) -> None:
-        """Saves the ruined weights apart, and restores the newest trusted state.
+        """Saves the ruined weights apart, and restores the newest trusted state, if there is any.
 
-        So the state that is saved before an error ends the training is of use. Soon after a
-        rollback, the state that it restored is restored again.
+        So the state that is saved at the end of the training is of use. Soon after a rollback, the
+        state that it restored is restored again. Without any rollback in the chain, it is the
+        newest checkpoint.
         """
-        snapshot = self.snapshots.trusted() or self.snapshots.rolled_back_to
-        state = snapshot or self._trusted_checkpoint(opened)
+        if self._restorer is None:
+            return
+        state: Any = self.snapshots.trusted() or self.snapshots.rolled_back_to
+        if state is None:
+            is_wanted = self.snapshots.is_wanted
+            state = self._trusted_checkpoint(opened) if is_wanted else self._restorer.newest()
         if state is not None:
             apart = self._save_apart(session)
             self._put_back(session, state)
-            log().warning(_PUT_BACK, apart, _name_of(state))
+            opened.log_after(log().warning, _PUT_BACK, apart, _name_of(state))
 
     def _save_apart(self, session) -> str:
         """Saves ruined weights where no restart looks; returns where, in words."""
@@ -288,7 +293,7 @@ def rollbacks_in(
     if ranks.are_several:
         return Rollbacks(RankRestorer(training.saver, directory), snapshots, smaller)
     if directory is None or not (is_given or rolls_back):
-        return Rollbacks()
+        return Rollbacks(training.checkpoints)
     restorer = Restorer(training.saver or offer_saver(graph), directory)
     return Rollbacks(restorer, snapshots, smaller)
 

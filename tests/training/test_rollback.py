@@ -79,8 +79,10 @@ def test_before_an_error_ruined_weights_give_way_to_it():
     """Also if the last rollback was long ago: a checkpoint from before the error is taken."""
     rollbacks, snapshots = rollbacks_of(Listed(52, 50, 40))
     snapshots.is_wanted = True
+    handled = handled_at(60)
+    rollbacks.leave_ruin(None, handled)
     with LogLines() as lines:
-        rollbacks.leave_ruin(None, handled_at(60))
+        handled.close()
     (line,) = lines
     assert line.endswith('are put back to %s/model.ckpt-50, now the last finite state.' % LOGDIR)
 

@@ -174,9 +174,9 @@ def watch(
     Raises:
       TypeError: if `session` is no session.
       RuntimeError: if it is closed.
-      ValueError: if it is watched already; if there is a `logdir` and no variable yet; if `on_nan`,
-        `max_loss`, `preemption_seconds`, `spike` or `history` has a bad value, or disagrees with a
-        hook.
+      ValueError: if it is watched already; if there is a `logdir` and no variable yet, or nothing
+        can be written to it; if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or `history`
+        has a bad value, or disagrees with a hook.
       tf.errors.FailedPreconditionError: if a hook reads a variable that has no value yet.
     """
     if not isinstance(session, SessionInterface):
@@ -202,13 +202,14 @@ def watch(
         spike=spike,
         history=history,
     ).require()
-    has_variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
-    if settings.logdir is not None and not has_variables:
-        raise ValueError(
-            'the graph of the session has no variables yet, so there is nothing to save in '
-            'logdir=%r; build the model and the train op first, and then call watch()'
-            % settings.logdir
-        )
+    if settings.logdir is not None:
+        files.require_writable(settings.logdir)
+        if not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
+            raise ValueError(
+                'the graph of the session has no variables yet, so there is nothing to save in '
+                'logdir=%r; build the model and the train op first, and then call watch()'
+                % settings.logdir
+            )
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if type(watcher) is GateWatcher and watcher.on_nan is None:
         watcher.on_nan = 'raise'  # the default; as a named policy it refuses unguarded train ops

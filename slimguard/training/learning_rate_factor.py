@@ -79,8 +79,8 @@ class LearningRateFactor:
         if kept < self._factor:
             self._factor = kept
             log().warning(
-                'learning rate x%g, as %s says after the rollbacks of an earlier run; '
-                'remove that file before a start to train with the full one.',
+                'the learning rate is x%g, as rollbacks of an earlier run lowered it; %s keeps '
+                'that. For the full rate, end this run, remove the file, and start again.',
                 kept,
                 _path_in(directory),
             )

@@ -301,6 +301,7 @@ class IncidentHandler:
             each.close()
             if each.incident.action == Rollback.action:
                 self._policies.note_rollback(each.incident.learning_rate)
+                self._last_words()  # dropped: the rollback has undone the step that they are of
 
     def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
         """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from slimguard.gate.reading.losses import NOT_KNOWN
 from slimguard.incidents.fallback_chain import skipped_in_words
 from slimguard.incidents.incident import Incident, report_hint
-from slimguard.incidents.policies import Skip
+from slimguard.incidents.policies import Rollback, Skip
 from slimguard.incidents.record_file import missing_in, path_in
 from slimguard.system import files, terminal, texts
 from slimguard.system.log import log
@@ -135,6 +135,8 @@ class Account:
             action = str(incident.action)
             self.actions[action] = self.actions.get(action, 0) + 1
             self.learning_rate = incident.learning_rate or self.learning_rate
+            if action == Rollback.action:
+                self.jump = ''  # undone
         if logdir is not None:
             self._note_record(logdir, len(incidents), 'incident')
             if missing:

@@ -130,7 +130,7 @@ class Rollbacks:
         with self._restorer.nobody_saves():
             is_back = self._restore(session, opened)
         if is_back and rate_factor is not None and factor is not None:
-            rate_factor.shrink_to(session, factor)
+            rate_factor.shrink_to(session, factor, opened.log_after)
             opened.note(learning_rate=factor)
         return is_back
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import gate as gates
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.compat import tf_private
@@ -226,14 +227,22 @@ def watch(
             try:
                 hook.after_create_session(session, coordinator)
             except tf.errors.FailedPreconditionError as error:
-                name, reason = type(hook).__name__, reason_of(error)
-                raise NotInitializedError(_TOO_EARLY % (name, reason)) from None
+                is_scaled = gates.learning_rates_of(session.graph) is not None
+                what_to_do = _SAVE_IN_THE_LOOP if is_scaled else _INITIALIZE
+                told = type(hook).__name__, what_to_do, reason_of(error)
+                raise NotInitializedError(_TOO_EARLY % told) from None
         watched = WatchedSession(session, hooks, coordinator, stack.pop_all().close)
     _WATCHED[session] = watched
     return watched
 
 
 _TOO_EARLY = (
-    '%s reads variables as soon as watch() is called, and one has no value yet; initialize or '
-    'restore them before. TensorFlow says: %s'
+    '%s reads variables as soon as watch() is called, and one has no value yet; %s. TensorFlow '
+    'says: %s'
+)
+_INITIALIZE = 'initialize or restore them before'
+_SAVE_IN_THE_LOOP = (
+    'for a rollback with a factor (rollback:3x0.1) the session may not run anything before, so '
+    'leave this hook out. To save, make saver = slimguard.FiniteSaver() before watch(), and in the '
+    "loop call saver.save(session, logdir + '/model.ckpt', global_step)"
 )

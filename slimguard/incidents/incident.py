@@ -116,9 +116,7 @@ class Incident:
     def update(self) -> str:
         """Whether the update was applied, in words."""
         return (
-            'update not applied'
-            if self.held
-            else 'the update was written, as no gate looks at this'
+            'update not applied' if self.held else 'the update was written, as no gate checks this'
         )
 
     def __str__(self) -> str:

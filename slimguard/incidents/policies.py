@@ -289,7 +289,7 @@ class Rollback(Policy):
         if state.cause == COMES_AGAIN:
             return 'an earlier state would fail in the same way'
         if state.in_vain:
-            since = 'it went back' if state.rollbacks else 'the training began'
+            since = 'the last rollback' if state.rollbacks else 'the training began'
             return 'an earlier state would fail in the same way: no step was good since ' + since
         if state.is_chance and state.may_skip:
             return 'the batch is at fault and not the weights'

@@ -360,9 +360,9 @@ class NotInitializedError(tf.errors.FailedPreconditionError):
 
 
 _NOT_INITIALIZED = (
-    'the state is saved before the first step, to go back to, and a variable has no value yet; run '
-    'tf.compat.v1.global_variables_initializer(), or restore a checkpoint, first. TensorFlow says: '
-    '%s'
+    'slimguard saves the state before the first step, for rollbacks, and a variable has no value '
+    'yet; first run tf.compat.v1.global_variables_initializer(), or restore a checkpoint. '
+    'TensorFlow says: %s'
 )
 
 _INTERRUPTED = '; KeyboardInterrupt (Ctrl-C) came while it was handled'
@@ -371,7 +371,7 @@ _AFTER_THE_LAST = '; after the last step'
 _PAST_THE_HOOKS = '; in a run that went past the hooks'
 
 _NOT_HELD = (
-    "on_nan='skip' was asked for, but no gate looks at %s, so the update of this step was written. "
+    "on_nan='skip' was asked for, but no gate checks %s, so the update of this step was written. "
     'Pass it to slimguard.create_train_op(), or as slimguard.guard(train_op, loss=...)'
 )
 

@@ -200,7 +200,7 @@ class Rollbacks:
 
     def _job_can(self, opened: OpenIncident, job: Job) -> bool:
         if not job.takes_part:
-            opened.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
+            opened.note_reason(_NO_CHIEF)
             return False
         # All processes restore the state with which a new session begins.
         if job.is_chief:
@@ -306,10 +306,11 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s, now the last finite state.'
-_LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
+_NO_CHIEF = '; and no chief that runs slimguard was seen: it would restore the checkpoint'
+_PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s.'
+_LEFT = 'the restored state is saved as the newest checkpoint, %s; a restart begins there.'
 _NOT_LEFT = (
-    'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'
+    'the restored state, %s, is not saved, so a restart begins at %s. Why it is not saved: %s'
 )
 _NOT_READY = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '

@@ -189,8 +189,8 @@ def watch(
         raise RuntimeError('session is closed; watch another, before it trains')
     if isinstance(session, WatchedSession) or session in _WATCHED:
         raise ValueError(
-            'session is watched already, and of two that watch only one would be told; give '
-            'watch() the session itself, once, with the hooks of both in hooks='
+            'session is watched already; call watch() once for each session, and give it all hooks '
+            'in hooks='
         )
     require_policy(on_nan)
     settings = TrainingSettings(

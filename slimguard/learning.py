@@ -214,8 +214,9 @@ def train(
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
       TypeError, ValueError: as `slim.learning.train`; if an argument has a bad value, or disagrees
-        with a hook; if the train op cannot be guarded or belongs to another graph; if `logdir`
-        holds a wild card, since TensorFlow could not restore a checkpoint from there.
+        with a hook; if the train op cannot be guarded or belongs to another graph; if `logdir` is
+        no directory, or the chief may not write to it, or it holds a wild card, since TensorFlow
+        could not restore a checkpoint from there.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.

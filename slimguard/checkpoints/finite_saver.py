@@ -236,7 +236,7 @@ class Spare:
             if is_published:
                 self._publish(own, own)
         except (OSError, tf.errors.OpError) as error:  # a full disk; the spare stays, published
-            log().warning('%s stands in for %s: %s', spare, own, error)
+            log().warning('the copy %s of checkpoint %s stays: %s', spare, own, error)
             return
         checkpoint_files.remove(spare)
 

@@ -86,7 +86,7 @@ def _resume_from(
     elif state is not None and state_file.is_same(state.newest, path):
         why.append('the state file named %s, of another folder' % state.as_read)
     elif not bad and damage is None:
-        why.append('it was written, and the state file did not say so yet')
+        why.append('the state file did not name it yet')
     if damage is not None:
         why.append(damage)
     return Repair(path, 'resuming from %s (%s)' % (path, '; '.join(why)))

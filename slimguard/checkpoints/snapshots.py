@@ -87,7 +87,7 @@ class Losses:
         is_usual = median <= self._limit if self._good <= _LOSSES else median > self._usual
         if is_usual:
             self._usual = median
-            self._usual_is = 'the largest median of %d before' % _LOSSES
+            self._usual_is = 'the largest median of %d steps before' % _LOSSES
         self._limit = FAR * self._usual or math.inf  # losses of 0 tell nothing
         self._due = self._good + steps_to_next(self._good, 0)
 

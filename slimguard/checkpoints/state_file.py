@@ -91,8 +91,8 @@ def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint'
         named = None if read_back is None else read_back.model_checkpoint_path
         if named is None or not is_same(named, paths[-1]):
             raise StateFileError(
-                '%s was to name %s, and TensorFlow would read %s; it is left as it was'
-                % (path_in(logdir, latest_filename), paths[-1], named)
+                '%s is left as it was, since TensorFlow would read %s in it in place of %s'
+                % (path_in(logdir, latest_filename), named, paths[-1])
             )
 
     files.write_atomically(

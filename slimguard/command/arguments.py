@@ -67,8 +67,7 @@ def logdir(text: str) -> str:
     """The absolute path of a directory to write to, which exists or can be made."""
     with _as_misfit():
         path = files.as_path(text) if files.is_remote(text) else files.as_logdir(text)
-    if not files.is_remote(path) and not os.access(files.nearest(path), os.W_OK):
-        raise argparse.ArgumentTypeError('nothing can be written to %r' % files.nearest(path))
+        files.require_writable(path)
     return path
 
 

@@ -222,5 +222,7 @@ _NO_RATE = (
 _SEEN = (
     'a rollback with a factor (rollback:3x0.1) multiplies learning rates in the guarded train op '
     '%r, but this session has run something before it was watched, and what a session has seen '
-    'cannot be wired any more. Watch it before its first run, or open a new one'
+    'cannot be wired any more. Watch it before its first run, or open a new one. A hook that needs '
+    'initialized variables at once, such as a CheckpointSaverHook, has to be left out then: save '
+    'in the loop by a slimguard.FiniteSaver'
 )

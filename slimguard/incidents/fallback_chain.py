@@ -173,8 +173,8 @@ def skipped_in_words(skipped: int, steps: int, why: str) -> str:
 
 
 _EXPLODES = (
-    '%d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
-    'is taken for exploding'
+    'in %d of the %d steps before it a finite batch led to a NaN or Inf, so the training seems to '
+    'explode'
 )
 
 

@@ -92,10 +92,11 @@ class Incident:
     @property
     def where(self) -> str:
         """The step and the process, with the loss, such as 'at global step 9 (loss inf)'."""
-        place = 'at an unnumbered step' if self.step is None else 'at global step %d' % self.step
-        if self.worker is not None:
-            place += ' on ' + self.worker
-        return place if self.loss is None else '%s (loss %g)' % (place, self.loss)
+        place = [] if self.step is None else ['at global step %d' % self.step]
+        place += [] if self.worker is None else ['on ' + self.worker]
+        known = [] if self.step is not None else ['no global step']
+        known += [] if self.loss is None else ['loss %g' % self.loss]
+        return ' '.join(place + ['(%s)' % ', '.join(known)] * bool(known))
 
     @property
     def cause(self) -> str:
@@ -115,9 +116,7 @@ class Incident:
     def update(self) -> str:
         """Whether the update was applied, in words."""
         return (
-            'update not applied'
-            if self.held
-            else 'the update was written, as no gate looks at this'
+            'update not applied' if self.held else 'the update was written, as no gate checks this'
         )
 
     def __str__(self) -> str:

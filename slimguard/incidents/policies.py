@@ -37,8 +37,8 @@ _LAST_STEPS = 1000
 _BY_CHANCE = 100
 _IF_BATCHES = ', or %d bad batches' % _BY_CHANCE
 _TOO_MANY_BATCHES = (
-    "these are %d bad batches in a row, of %d allowed where the batch is at fault ('skip:%d' "
-    'allows more)'
+    '%d bad batches in a row came before this one, and %d are allowed where the batch is at fault '
+    "('skip:%d' allows more)"
 )
 
 
@@ -209,9 +209,9 @@ class Skip(Policy):
         if state.in_a_row <= most:
             return ''
         if most > self.max_consecutive:
-            told = state.in_a_row, most, 2 * most
-            return _TOO_MANY_BATCHES % told
-        return 'these are %d bad steps in a row, of %d allowed' % (state.in_a_row, most)
+            return _TOO_MANY_BATCHES % (state.in_a_row - 1, most, 2 * most)
+        told = state.in_a_row - 1, most
+        return '%d bad steps in a row came before this one, and it allows %d' % told
 
     def spent(self, state: PolicyState) -> str:
         most = self._most(state, state.cause_in_row)
@@ -288,7 +288,7 @@ class Rollback(Policy):
         if state.cause == COMES_AGAIN:
             return 'an earlier state would fail in the same way'
         if state.in_vain:
-            since = 'it went back' if state.rollbacks else 'the training began'
+            since = 'the last rollback' if state.rollbacks else 'the training began'
             return 'an earlier state would fail in the same way: no step was good since ' + since
         if state.is_chance and state.may_skip:
             return 'the batch is at fault and not the weights'

@@ -94,6 +94,16 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
     return text
 
 
+def require_writable(logdir: str) -> None:
+    """Raises ValueError if this process may not write to a directory of `as_logdir`, or make it."""
+    if not is_remote(logdir) and not os.access(nearest(logdir), os.W_OK | os.X_OK):
+        raise ValueError(
+            'logdir %r cannot be used: this process may not write to %r. Checkpoints and the '
+            'record of incidents go there; give another folder, or change the permissions of this '
+            'one' % (logdir, nearest(logdir))
+        )
+
+
 def nearest(path: str) -> str:
     """A local path, or the nearest folder above it that exists."""
     while not os.path.lexists(path):

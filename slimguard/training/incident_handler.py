@@ -164,7 +164,7 @@ class IncidentHandler:
         opened.spent = self._policies.spent
         opened.again = self._incident_log.again(found.row_digests)
         opened.note_reason(opened.again + self._policies.why_not)
-        if isinstance(policy, Raise) and not self._rollbacks.snapshots.is_wanted:
+        if policy.ends and not self._rollbacks.snapshots.is_wanted:
             opened.note_reason(self._ruin_at_the_end(opened))
         is_overflow = found.drew_finite and kind in ('', EXPLOSION)
         if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
@@ -189,7 +189,7 @@ class IncidentHandler:
         return None if opened.gate is None else self._training.evidence.get(opened.gate)
 
     def _ruin_at_the_end(self, opened: OpenIncident) -> str:
-        """Why the state to save before 'raise' is ruined; '' if it is not."""
+        """Why the state to save at the end is ruined; '' if it is not."""
         found, losses = opened.found, self._rollbacks.snapshots.losses
         if opened.ruin or found.diagnosis is not None and found.diagnosis.shows_ruin:
             return '; ' + IS_RUINED  # the cause says how far the loss, or a weight, has grown
@@ -219,10 +219,13 @@ class IncidentHandler:
             incident = self._roll_back(run_context.session, opened, policy)
         if incident.action == Raise.action:
             incident = opened.note(advice=self._advice_on(opened) or incident.advice)
-            has_states = self._rollbacks.snapshots.is_wanted
-            if incident.held and has_states and self._ruin_at_the_end(opened):
-                self._rollbacks.leave_ruin(run_context.session, opened)
-        ends_job = self._ends_job and incident.action in (Raise.action, Stop.action)
+        ends = incident.action in (Raise.action, Stop.action)
+        # After 'stop' the loop saves what is in memory. Before 'raise' slimguard saves; if nothing
+        # rolls back, it leaves the newest checkpoint as it is.
+        puts_back = incident.action == Stop.action or self._rollbacks.snapshots.is_wanted
+        if ends and incident.held and puts_back and self._ruin_at_the_end(opened):
+            self._rollbacks.leave_ruin(run_context.session, opened)
+        ends_job = self._ends_job and ends
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)
         if incident.action == Raise.action:
@@ -298,6 +301,7 @@ class IncidentHandler:
             each.close()
             if each.incident.action == Rollback.action:
                 self._policies.note_rollback(each.incident.learning_rate)
+                self._last_words()  # dropped: the rollback has undone the step that they are of
 
     def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
         """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""
@@ -356,9 +360,9 @@ class NotInitializedError(tf.errors.FailedPreconditionError):
 
 
 _NOT_INITIALIZED = (
-    'the state is saved before the first step, to go back to, and a variable has no value yet; run '
-    'tf.compat.v1.global_variables_initializer(), or restore a checkpoint, first. TensorFlow says: '
-    '%s'
+    'slimguard saves the state before the first step, for rollbacks, and a variable has no value '
+    'yet; first run tf.compat.v1.global_variables_initializer(), or restore a checkpoint. '
+    'TensorFlow says: %s'
 )
 
 _INTERRUPTED = '; KeyboardInterrupt (Ctrl-C) came while it was handled'
@@ -367,7 +371,7 @@ _AFTER_THE_LAST = '; after the last step'
 _PAST_THE_HOOKS = '; in a run that went past the hooks'
 
 _NOT_HELD = (
-    "on_nan='skip' was asked for, but no gate looks at %s, so the update of this step was written. "
+    "on_nan='skip' was asked for, but no gate checks %s, so the update of this step was written. "
     'Pass it to slimguard.create_train_op(), or as slimguard.guard(train_op, loss=...)'
 )
 

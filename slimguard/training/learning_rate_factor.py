@@ -7,7 +7,7 @@ must hold nothing that plain slim would not read.
 
 import json
 import os
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -19,6 +19,10 @@ from slimguard.system.log import log
 # The most bytes to read from the file, which has some forty.
 _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
+
+
+def _at_once(log: Callable[..., Any], *args: Any) -> None:
+    log(*args)
 
 
 class LearningRateFactor:
@@ -62,11 +66,17 @@ class LearningRateFactor:
             raise gates.NoLearningRateError(_NOT_USED % by)
         return min(self._factor, self._rates.get(session)) * by
 
-    def shrink_to(self, session, factor: float) -> None:
-        """Makes `factor` the factor from now on, unless it is smaller already; keeps it on disk."""
+    def shrink_to(self, session, factor: float, say: Callable[..., Any] = _at_once) -> None:
+        """Makes `factor` the factor from now on, unless it is smaller already; keeps it on disk.
+
+        Args:
+          session: the session.
+          factor: the factor.
+          say: calls, now or later, the function that it is given, which logs what went wrong.
+        """
         if factor < self._factor:
             self._factor = factor
-            self._keep()
+            self._keep(say)
         self._rates.set(session, self._factor)
 
     def _catch_up(self) -> None:
@@ -79,20 +89,21 @@ class LearningRateFactor:
         if kept < self._factor:
             self._factor = kept
             log().warning(
-                'learning rate x%g, as %s says after the rollbacks of an earlier run; '
-                'remove that file before a start to train with the full one.',
+                'the learning rate is x%g, as rollbacks of an earlier run lowered it; %s keeps '
+                'that. For the full rate, end this run, remove the file, and start again.',
                 kept,
                 _path_in(directory),
             )
         elif self._factor < kept:
             self._keep()
 
-    def _keep(self) -> None:
+    def _keep(self, say: Callable[..., Any] = _at_once) -> None:
         directory = self._directory()
         if self._ranks.rank:
             return
         if directory is None:
-            log().warning(
+            say(
+                log().warning,
                 'the learning rate is x%g from now on. No checkpoint is saved yet, so this is kept '
                 'nowhere: save one, or a restart begins with the full rate.',
                 self._factor,
@@ -104,7 +115,8 @@ class LearningRateFactor:
             files.make_dirs(os.path.dirname(path))
             files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
         except (OSError, tf.errors.OpError) as error:
-            log().error(
+            say(
+                log().error,
                 'the learning rate is x%g from now on, but %s cannot be written: %s. Mend that, or '
                 'lower the rate by hand, before a restart: it would begin with the full rate',
                 self._factor,

@@ -58,17 +58,22 @@ class Rollbacks:
         self._job_rollbacks = 0  # times
 
     def leave_ruin(self, session, opened: OpenIncident) -> None:
-        """Saves the ruined weights apart, and restores the newest trusted state.
+        """Saves the ruined weights apart, and restores the newest trusted state, if there is any.
 
-        So the state that is saved before an error ends the training is of use. Soon after a
-        rollback, the state that it restored is restored again.
+        So the state that is saved at the end of the training is of use. Soon after a rollback, the
+        state that it restored is restored again. Without any rollback in the chain, it is the
+        newest checkpoint.
         """
-        snapshot = self.snapshots.trusted() or self.snapshots.rolled_back_to
-        state = snapshot or self._trusted_checkpoint(opened)
+        if self._restorer is None:
+            return
+        state: Any = self.snapshots.trusted() or self.snapshots.rolled_back_to
+        if state is None:
+            is_wanted = self.snapshots.is_wanted
+            state = self._trusted_checkpoint(opened) if is_wanted else self._restorer.newest()
         if state is not None:
             apart = self._save_apart(session)
             self._put_back(session, state)
-            log().warning(_PUT_BACK, apart, _name_of(state))
+            opened.log_after(log().warning, _PUT_BACK, apart, _name_of(state))
 
     def _save_apart(self, session) -> str:
         """Saves ruined weights where no restart looks; returns where, in words."""
@@ -125,7 +130,7 @@ class Rollbacks:
         with self._restorer.nobody_saves():
             is_back = self._restore(session, opened)
         if is_back and rate_factor is not None and factor is not None:
-            rate_factor.shrink_to(session, factor)
+            rate_factor.shrink_to(session, factor, opened.log_after)
             opened.note(learning_rate=factor)
         return is_back
 
@@ -195,7 +200,7 @@ class Rollbacks:
 
     def _job_can(self, opened: OpenIncident, job: Job) -> bool:
         if not job.takes_part:
-            opened.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
+            opened.note_reason(_NO_CHIEF)
             return False
         # All processes restore the state with which a new session begins.
         if job.is_chief:
@@ -288,7 +293,7 @@ def rollbacks_in(
     if ranks.are_several:
         return Rollbacks(RankRestorer(training.saver, directory), snapshots, smaller)
     if directory is None or not (is_given or rolls_back):
-        return Rollbacks()
+        return Rollbacks(training.checkpoints)
     restorer = Restorer(training.saver or offer_saver(graph), directory)
     return Rollbacks(restorer, snapshots, smaller)
 
@@ -301,10 +306,11 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s, now the last finite state.'
-_LEFT = 'the state gone back to is saved as the newest: %s; a restart begins there.'
+_NO_CHIEF = '; and no chief that runs slimguard was seen: it would restore the checkpoint'
+_PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s.'
+_LEFT = 'the restored state is saved as the newest checkpoint, %s; a restart begins there.'
 _NOT_LEFT = (
-    'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'
+    'the restored state, %s, is not saved, so a restart begins at %s. Why it is not saved: %s'
 )
 _NOT_READY = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '

@@ -65,6 +65,8 @@ def train_with_slim(
       given: by name, the other arguments for `slim_train`; some are replaced here.
     """
     graph, logdir, is_chief = given['graph'], settings.logdir, given['is_chief']
+    if is_chief and logdir is not None:
+        files.require_writable(logdir)
     global_step, saver = _step_and_saver(given, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):

@@ -220,7 +220,7 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
 
 
 SAVED = 'the last finite state is saved: %s'
-_NONE_BEFORE = '; its weights are taken for ruined, and no checkpoint is there from before'
+_NONE_BEFORE = '; its weights are taken for ruined, and there is no earlier checkpoint'
 _SAVED_APART = (
     'the weights after the last good step are taken for ruined, so this state is saved apart, as '
     '%s; a restart begins at %s.'
@@ -244,9 +244,9 @@ def occupied(logdir: str) -> Iterator[None]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 log().warning(
-                    'another training is writing to %s at the moment. Both save there, and '
-                    'either may remove or go on from what the other saved: end one of them, and '
-                    'give it a logdir of its own.',
+                    'another training is writing to %s at the moment. Each may delete the '
+                    "other's checkpoints, or resume from them: end one of the two, and give it a "
+                    'logdir of its own.',
                     logdir,
                 )
             except OSError:

@@ -9,6 +9,7 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import gate as gates
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.compat import tf_private
@@ -174,9 +175,9 @@ def watch(
     Raises:
       TypeError: if `session` is no session.
       RuntimeError: if it is closed.
-      ValueError: if it is watched already; if there is a `logdir` and no variable yet; if `on_nan`,
-        `max_loss`, `preemption_seconds`, `spike` or `history` has a bad value, or disagrees with a
-        hook.
+      ValueError: if it is watched already; if there is a `logdir` and no variable yet, or nothing
+        can be written to it; if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or `history`
+        has a bad value, or disagrees with a hook.
       tf.errors.FailedPreconditionError: if a hook reads a variable that has no value yet.
     """
     if not isinstance(session, SessionInterface):
@@ -188,8 +189,8 @@ def watch(
         raise RuntimeError('session is closed; watch another, before it trains')
     if isinstance(session, WatchedSession) or session in _WATCHED:
         raise ValueError(
-            'session is watched already, and of two that watch only one would be told; give '
-            'watch() the session itself, once, with the hooks of both in hooks='
+            'session is watched already; call watch() once for each session, and give it all hooks '
+            'in hooks='
         )
     require_policy(on_nan)
     settings = TrainingSettings(
@@ -202,13 +203,14 @@ def watch(
         spike=spike,
         history=history,
     ).require()
-    has_variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
-    if settings.logdir is not None and not has_variables:
-        raise ValueError(
-            'the graph of the session has no variables yet, so there is nothing to save in '
-            'logdir=%r; build the model and the train op first, and then call watch()'
-            % settings.logdir
-        )
+    if settings.logdir is not None:
+        files.require_writable(settings.logdir)
+        if not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
+            raise ValueError(
+                'the graph of the session has no variables yet, so there is nothing to save in '
+                'logdir=%r; build the model and the train op first, and then call watch()'
+                % settings.logdir
+            )
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if type(watcher) is GateWatcher and watcher.on_nan is None:
         watcher.on_nan = 'raise'  # the default; as a named policy it refuses unguarded train ops
@@ -225,14 +227,22 @@ def watch(
             try:
                 hook.after_create_session(session, coordinator)
             except tf.errors.FailedPreconditionError as error:
-                name, reason = type(hook).__name__, reason_of(error)
-                raise NotInitializedError(_TOO_EARLY % (name, reason)) from None
+                is_scaled = gates.learning_rates_of(session.graph) is not None
+                what_to_do = _SAVE_IN_THE_LOOP if is_scaled else _INITIALIZE
+                told = type(hook).__name__, what_to_do, reason_of(error)
+                raise NotInitializedError(_TOO_EARLY % told) from None
         watched = WatchedSession(session, hooks, coordinator, stack.pop_all().close)
     _WATCHED[session] = watched
     return watched
 
 
 _TOO_EARLY = (
-    '%s reads variables as soon as watch() is called, and one has no value yet; initialize or '
-    'restore them before. TensorFlow says: %s'
+    '%s reads variables as soon as watch() is called, and one has no value yet; %s. TensorFlow '
+    'says: %s'
+)
+_INITIALIZE = 'initialize or restore them before'
+_SAVE_IN_THE_LOOP = (
+    'for a rollback with a factor (rollback:3x0.1) the session may not run anything before, so '
+    'leave this hook out. To save, make saver = slimguard.FiniteSaver() before watch(), and in the '
+    "loop call saver.save(session, logdir + '/model.ckpt', global_step)"
 )

@@ -342,8 +342,8 @@ _OF_OTHERS = (
 
 
 _NOT_KEPT = (
-    'bad steps of %r are not examined where the run feeds %r, which the step computes itself: what '
-    'is kept of a step is made for all its inputs. Feed a placeholder, or use slimguard run'
+    'bad steps of %r are not examined in a run that feeds %r, which the step would otherwise '
+    'compute. Feed a placeholder, or use slimguard run'
 )
 
 

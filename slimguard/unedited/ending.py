@@ -11,7 +11,7 @@ import tensorflow as tf
 from slimguard.gate.reading.losses import NOT_KNOWN
 from slimguard.incidents.fallback_chain import skipped_in_words
 from slimguard.incidents.incident import Incident, report_hint
-from slimguard.incidents.policies import Skip
+from slimguard.incidents.policies import Rollback, Skip
 from slimguard.incidents.record_file import missing_in, path_in
 from slimguard.system import files, terminal, texts
 from slimguard.system.log import log
@@ -36,6 +36,7 @@ class Account:
       logdirs: by logdir with a record and bundles, the numbers of incidents and of refused saves.
       missing: by logdir, how many incidents could not be written to its record.
       runs: how many runs of sessions are not known to train.
+      children: how many forks and children of `multiprocessing` this process started.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
       writing_runs: how many runs trained nothing, and were guarded because they write.
       refused_saves: how many saves were refused because a variable was not finite.
@@ -60,7 +61,7 @@ class Account:
         self.learning_rate: Optional[float] = None
         self.logdirs: Dict[str, Dict[str, int]] = {}
         self.missing: Dict[str, int] = {}
-        self.runs = 0
+        self.runs = self.children = 0
         self.writing_runs = 0
         self.refused_saves = 0
         self.not_finite: Dict[str, None] = {}
@@ -134,6 +135,8 @@ class Account:
             action = str(incident.action)
             self.actions[action] = self.actions.get(action, 0) + 1
             self.learning_rate = incident.learning_rate or self.learning_rate
+            if action == Rollback.action:
+                self.jump = ''  # undone
         if logdir is not None:
             self._note_record(logdir, len(incidents), 'incident')
             if missing:
@@ -142,6 +145,10 @@ class Account:
     def _note_record(self, logdir: str, number: int, what: str) -> None:
         there = self.logdirs.setdefault(logdir, {})
         there[what] = there.get(what, 0) + number
+
+    def note_child(self) -> None:
+        """Notes that this process started another, which has an account of its own."""
+        self.children += 1
 
     def note_saved(self, said: str) -> None:
         """Notes the checkpoint that was saved at a signal, in words."""
@@ -182,6 +189,10 @@ class Account:
             is_ours = self.actions.keys() & {'raise', 'stop'}  # slimguard has ended the script
             if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
                 told.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
+        elif self.children and not self.refused and not self.own_steps:
+            no_update = 'whose %s of a session made no update' % _counted(self.runs, 'run')
+            here = no_update if self.runs else 'which ran no session'
+            told.append(_IN_CHILDREN % (here, _counted(self.children, 'other')) + self._saves())
         elif not self.own_steps:
             told.append('nothing here was guarded: %s%s' % (_why_nothing(self), self._saves()))
         if self.own_steps and not self.train_ops:
@@ -252,7 +263,8 @@ class Ending:
         stop_signals.last_words.append(self.say)
         stop_signals.note_saved.append(self._seen.note_saved)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
-            os.register_at_fork(after_in_child=self._become_fork)
+            note_child = self._seen.note_child
+            os.register_at_fork(after_in_child=self._become_fork, after_in_parent=note_child)
 
     def say(self) -> None:
         """Prints the account on stderr, if that is open."""
@@ -332,9 +344,13 @@ def _why_nothing(seen: Account) -> str:
     return said + _OTHERS
 
 
+_IN_CHILDREN = (
+    'nothing was guarded in this process, %s; it started %s, and each that was guarded has a last '
+    'line of its own'
+)
 _OTHERS = (
     '. Another process that it started is guarded only if run starts it too, or if it is a fork or '
-    'a child of multiprocessing; these have a last line of their own'
+    'a child of multiprocessing'
 )
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
 _MAY_BE_OF_1 = '. If it was written for TensorFlow 1, use --tf1'

@@ -94,7 +94,7 @@ class OptimizerNotes:
             # An update may need less than the value of its loss does: it may do without a
             # placeholder, a batch, or a write that the loss waits for.
             if not _inputs_of(loss, fed) <= needed:
-                return losses, '%s needs an input that the update does without' % loss.op.name
+                return losses, '%s needs an input that the update does not need' % loss.op.name
         return losses, ''
 
     def losses_that_write(self, train_op: TrainOp) -> List[tf.Tensor]:

@@ -43,9 +43,8 @@ _NO_PARTIAL_RUN = (
 
 
 _NAN_BESIDE = (
-    "the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
-    'nothing itself and computes nothing that it writes. on_nan=%r decides, and not the hook. This '
-    'is said once.'
+    "TensorFlow's NanTensorHook fetched a NaN loss, in a run that trains nothing itself. The hook "
+    'does not act on it: on_nan=%r decides. This is said once.'
 )
 
 

@@ -184,7 +184,7 @@ class RunOptions(NamedTuple):
         ending.Ending(seen).register(is_spawned)
         patches = Patches()
         lent.callback(patches.undo)
-        hand_on(patches, functools.partial(_guard_child, self))
+        hand_on(patches, functools.partial(_guard_child, self), seen.note_child)
         at_stop = functools.partial(script_session.end_at_stop, instrumentation.sessions.files)
         patches.wrap_in_all(BaseProcess, 'run', at_stop)
         seen.has_names_of_1 = self.tf1 or tf1_names.is_native()
@@ -219,12 +219,15 @@ _TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
 _OF_A_FORK_SERVER = 'ignore'
 
 
-def hand_on(patches: 'Patches', guard: Callable[[], object]) -> None:
+def hand_on(
+    patches: 'Patches', guard: Callable[[], object], note: Callable[[], object] = lambda: None
+) -> None:
     """Guards the children that `multiprocessing` spawns, too, until the patches are undone.
 
     Args:
       patches: notes the replacements.
       guard: guards the process in which it is called; it is pickled for each child.
+      note: called here for each child.
     """
     original = spawn.get_preparation_data
 
@@ -232,6 +235,7 @@ def hand_on(patches: 'Patches', guard: Callable[[], object]) -> None:
         data = original(name)
         if name != _OF_A_FORK_SERVER:
             data[_KEY] = _Guard(guard)
+            note()
         return data
 
     patches.replace(spawn, 'get_preparation_data', with_guard)

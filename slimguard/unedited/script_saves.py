@@ -130,8 +130,8 @@ class ScriptSaves:
             return last.saver.save(session, path, number, *args, **kwargs)
         if is_to_be_found:
             self.why_not = (
-                "the names of the script's checkpoints count no steps, so a restart would find it "
-                'under no name'
+                "the names of the script's checkpoints do not count steps, so no name would lead a "
+                'restart to it'
             )
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number

@@ -225,9 +225,9 @@ class ScriptSession:
 
 
 _IN_A_THREAD = (
-    'this ends a run in thread %r, and nothing in other threads. If nothing catches it there, as a '
-    'tf.train.Coordinator does, that thread ends, and the others go on or wait for it. In a '
-    'tf.py_func it becomes an UnknownError of the run around it.'
+    'the error ends a run in thread %r only. Unless something there catches it, such as a '
+    'tf.train.Coordinator, the thread ends, and the others go on or wait for it. If the run is '
+    'inside of a tf.py_func, the run around that ends in an UnknownError.'
 )
 
 

@@ -300,7 +300,8 @@ class TestWhatARollbackLeaves:
         saved = tmp_path / 'model.ckpt-11'
         assert len(told) == 2 and 'rolled back to a snapshot of global step 11' in told[0]
         assert told[1] == (
-            'the state gone back to is saved as the newest: %s; a restart begins there.' % saved
+            'the restored state is saved as the newest checkpoint, %s; a restart begins there.'
+            % saved
         )
 
     @pytest.mark.full
@@ -320,9 +321,9 @@ class TestWhatARollbackLeaves:
         monkeypatch.setattr('slimguard.checkpoints.restorers.Restorer.save', fail)
         with LogLines() as lines:
             train(train_op, tmp_path, 26, hooks=[save], on_nan='rollback')
-        (line,) = [line for line in lines if 'is not on disk' in line]
+        (line,) = [line for line in lines if 'is not saved, so a restart' in line]
         begins = 'a restart begins at %s' % (tmp_path / 'model.ckpt-24')
-        assert 'the state gone back to, a snapshot of global step 11, is not' in line
+        assert 'the restored state, a snapshot of global step 11, is not saved' in line
         assert begins in line and line.endswith('Why it is not saved: the disk is full')
 
     @pytest.mark.parametrize('counts', [True, False])
@@ -343,10 +344,10 @@ class TestWhatARollbackLeaves:
         assert len(told) == 2 and 'rolled back to' in told[0]
         if counts:
             assert told[1].endswith(
-                'is saved as the newest: %s-25; a restart begins there.' % saved
+                'is saved as the newest checkpoint, %s-25; a restart begins there.' % saved
             )
         else:
-            assert 'is not on disk: a restart begins at %s. Why' % saved in told[1]
+            assert 'is not saved, so a restart begins at %s. Why' % saved in told[1]
 
 
 def test_what_a_script_has_restored_of_another_model_is_not_gone_back_to(tmp_path):

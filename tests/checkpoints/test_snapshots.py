@@ -200,7 +200,7 @@ class TestRuin:
         ruin = (
             'the weights are taken for ruined: the median loss of the last 3 applied steps is 201'
         )
-        assert training.snapshots.ruin() == ruin + '; the largest median of 10 before was 2'
+        assert training.snapshots.ruin() == ruin + '; the largest median of 10 steps before was 2'
         training.train(40, loss=-201.0)  # more such losses do not become the usual ones
         assert training.snapshots.ruin().endswith('was 2')
         assert training.go_back() <= 41

@@ -34,7 +34,8 @@ def test_the_error_says_where_what_and_whether_anything_was_written():
     assert 'gradient of conv1/weights' in said
     assert 'update not applied' in said
     assert 'the update was written' in str(NanLossError(incident(held=False)))
-    assert 'at an unnumbered step: not finite' in str(incident(step=None, loss=None))
+    assert str(incident(step=None, loss=None)).startswith('(no global step): not finite')
+    assert incident(step=None, loss=1.5).where == '(no global step, loss 1.5)'
 
 
 def test_the_error_ends_with_a_command_whose_path_is_there(tmp_path):

@@ -130,7 +130,8 @@ def test_a_ratio_is_a_share():
 def test_a_policy_that_is_used_up_says_so():
     chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
     assert after(chain, 'xxx') == 'rollback'
-    skipped = "; 'skip:2' does not apply, since these are 3 bad steps in a row, of 2 allowed"
+    skipped = "; 'skip:2' does not apply, since 2 bad steps in a row came before this one, and "
+    skipped += 'it allows 2'
     assert chain.why_not == skipped
     assert after(chain, 'xxx') == 'raise'
     gone_back = "; 'rollback:1' does not apply, since the training went back once already"
@@ -145,9 +146,7 @@ def test_bad_batches_are_counted_against_the_limit_that_holds_for_them():
     state.note_incident(False, '', BATCH)
     assert not skip.is_willing(state)
     why_not = skip.why_not(state)
-    assert (
-        'these are 101 bad batches in a row, of 100 allowed where the batch is at fault' in why_not
-    )
+    assert '100 bad batches in a row came before this one, and 100 are allowed' in why_not
     assert "'skip:200' allows more" in why_not
     assert Skip(200).is_willing(state)
     other = PolicyState()

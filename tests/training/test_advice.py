@@ -196,7 +196,7 @@ class TestWhatIsTold:
         assert advice.LARGE_WEIGHTS in str(caught.value)
         (*_, last) = lines
         assert last.endswith(
-            '; its weights are taken for ruined, and no checkpoint is there from before'
+            '; its weights are taken for ruined, and there is no earlier checkpoint'
         )
 
     def test_a_slow_explosion_has_ruined_what_is_saved(self, tmp_path):
@@ -212,5 +212,5 @@ class TestWhatIsTold:
         )
         (*_, last) = lines
         assert last.endswith(
-            '; its weights are taken for ruined, and no checkpoint is there from before'
+            '; its weights are taken for ruined, and there is no earlier checkpoint'
         )

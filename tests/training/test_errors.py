@@ -129,7 +129,7 @@ def test_a_policy_that_cannot_act_is_on_record_as_what_it_is(tmp_path):
     model = Linear(bad=(3,))
     hook = slimguard.NanLossHook(model.loss, on_nan=lambda incident: 'skip', logdir=tmp_path)
     train_op = model.minimize()
-    with pytest.raises(ValueError, match='no gate looks at loss'):
+    with pytest.raises(ValueError, match='no gate checks loss'):
         with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
             for _ in range(6):
                 session.run(train_op)

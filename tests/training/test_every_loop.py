@@ -1,5 +1,6 @@
 """All loops behave alike: a test for each cell of the README's table."""
 
+import contextlib
 import os
 import re
 import signal
@@ -269,6 +270,18 @@ def test_without_a_rollback_ruined_weights_follow_no_good_checkpoint(loop, on_na
     assert checkpoint_at(tmp_path) == (20, [])
     (line,) = [line for line in lines if 'this state is saved apart, as' in line]
     assert line.endswith('/slimguard/ruined.ckpt; a restart begins at %s/model.ckpt-20.' % tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('loop', [unedited, in_train, in_monitored_session])
+def test_after_stop_no_loop_saves_ruined_weights_as_the_newest(loop, tmp_path):
+    model = Linear(bad=lambda draw: draw >= 25, value=FAR)
+    with LogLines() as lines, contextlib.suppress(tf.errors.OutOfRangeError):  # of a script
+        loop(model, str(tmp_path), 'stop')
+    assert checkpoint_at(tmp_path) == (20, [])
+    told = 'saved apart, as %s/slimguard/ruined.ckpt), so the variables are put back to ' % tmp_path
+    assert sum(told in line for line in lines) == 1
+    assert 'the weights are taken for ruined' in records_in(tmp_path)[-1]['reason']
 
 
 @pytest.mark.full

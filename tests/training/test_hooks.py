@@ -274,7 +274,7 @@ class TestAnotherLossThanTheGates:
 
     def test_to_skip_it_the_gate_has_to_know_it(self):
         train_op, hook = self.build([0, np.nan, 0], on_nan='skip')
-        told = r'no gate looks at loss total.*guard\(train_op, loss='
+        told = r'no gate checks loss total.*guard\(train_op, loss='
         with pytest.raises(ValueError, match=told):
             train_monitored(hook, train_op)
 

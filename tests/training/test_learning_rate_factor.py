@@ -82,8 +82,11 @@ def test_a_restart_goes_on_with_it_and_says_so(loop, tmp_path):
     with tf.Graph().as_default(), LogLines() as lines:
         loop(given(str(tmp_path), on_nan=on_nan, steps=9))
     # Nine good steps in all; the last three are on the batches of the second training.
-    said = [line for line in lines if 'learning rate x0.5' in line]
-    assert len(said) == 1 and os.path.join('slimguard', 'learning_rate.json') in said[0]
+    (said,) = [line for line in lines if 'learning rate is x0.5, as rollbacks' in line]
+    kept = os.path.join(str(tmp_path), 'slimguard', 'learning_rate.json')
+    assert said.endswith(
+        '%s keeps that. For the full rate, end this run, remove the file, and start again.' % kept
+    )
     assert kept_in(tmp_path) == {'factor': 0.5}
     with tf.Graph().as_default(), tf1.Session() as session:
         model = Linear()
@@ -186,7 +189,8 @@ def test_a_script_that_saves_nothing_is_told_that_it_is_kept_nowhere(tmp_path, m
             session.run(tf1.global_variables_initializer())
             for _ in range(4):
                 session.run(train_op)
-            assert any('is kept nowhere' in line for line in lines)
+            (told,) = [n for n, line in enumerate(lines) if 'is kept nowhere' in line]
+            assert lines[told - 1].startswith('incident 1 at ')  # first the cause
             tf1.train.Saver().save(session, str(tmp_path / 'later' / 'model.ckpt'))
             session.run(train_op)
     assert kept_in(tmp_path / 'later') == {'factor': 0.5}

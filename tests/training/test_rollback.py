@@ -79,10 +79,12 @@ def test_before_an_error_ruined_weights_give_way_to_it():
     """Also if the last rollback was long ago: a checkpoint from before the error is taken."""
     rollbacks, snapshots = rollbacks_of(Listed(52, 50, 40))
     snapshots.is_wanted = True
+    handled = handled_at(60)
+    rollbacks.leave_ruin(None, handled)
     with LogLines() as lines:
-        rollbacks.leave_ruin(None, handled_at(60))
+        handled.close()
     (line,) = lines
-    assert line.endswith('are put back to %s/model.ckpt-50, now the last finite state.' % LOGDIR)
+    assert line.endswith('are put back to %s/model.ckpt-50.' % LOGDIR)
 
 
 def test_where_none_is_it_is_the_newest():
@@ -183,7 +185,7 @@ def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
     assert actions[:6] == ['skip'] * 5 + ['rollback' if rolls_back else 'skip']
     assert ('rollback' in actions) == rolls_back
     if rolls_back:
-        said = '5 of the 20 steps before it came to a NaN or Inf from finite batches'
+        said = 'in 5 of the 20 steps before it a finite batch led to a NaN or Inf'
         assert said in records_in(tmp_path)[5]['reason']
 
 

@@ -1,5 +1,6 @@
 """Finite weights that an explosion has ruined: which steps are skipped, what is saved, restored."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -70,10 +71,16 @@ def test_a_batch_with_a_row_that_is_too_large_has_ruined_nothing(tmp_path):
     assert not (tmp_path / 'slimguard' / 'ruined.ckpt.index').exists()
 
 
-def test_at_the_end_of_a_chain_they_give_way_to_what_was_restored(tmp_path):
-    with LogLines() as lines, pytest.raises(slimguard.NanLossError):
-        train(tmp_path, linear([1e4]), 'rollback:1,raise', max_loss=1e3, capture=False)
-    (line,) = [line for line in lines if line.startswith('the weights are taken for ruined')]
+@pytest.mark.parametrize('on_nan', ['rollback:1,raise', 'rollback:1,stop', 'stop'])
+def test_at_the_end_of_a_chain_they_give_way_to_what_was_restored(on_nan, tmp_path):
+    raises = 'raise' in on_nan
+    ends = pytest.raises(slimguard.NanLossError) if raises else contextlib.nullcontext()
+    with LogLines() as lines, ends:
+        train(tmp_path, linear([1e4]), on_nan, max_loss=1e3, capture=False)
+    done = 'raising NanLossError' if raises else 'stopping the training'
+    (number,) = [n for n, line in enumerate(lines) if 'update not applied, ' + done in line]
+    line = lines[number + 1]
+    assert line.startswith('the weights are taken for ruined')
     apart = str(tmp_path / 'slimguard' / 'ruined.ckpt')
     assert ' (they are saved apart, as %s), so the variables are put back to ' % apart in line
     assert checkpoint_at(tmp_path) == (0, [])
@@ -126,4 +133,4 @@ def test_a_nan_in_a_variable_that_is_not_trained_is_no_explosion(tmp_path):
         assert session.run(scale) == 1.0
     *skipped, last = records_in(tmp_path)
     assert [each['action'] for each in skipped] == ['skip'] * 5
-    assert 'these are 6 bad steps in a row, of 5 allowed' in last['reason']
+    assert 'since 5 bad steps in a row came before this one, and it allows 5' in last['reason']

@@ -68,6 +68,16 @@ def test_a_step_far_beyond_all_before_is_told_at_once_and_at_the_end(loop, tmp_p
     assert 'spike=True' in told[0] and told[0].endswith('would have held it.')
 
 
+@pytest.mark.full
+@two_loops
+def test_a_step_that_a_rollback_has_undone_is_not_told_at_the_end(loop, tmp_path):
+    settings = dict(on_nan='rollback', max_loss=1e11)
+    with LogLines() as lines:
+        loop(Given(str(tmp_path), bad=(24, 25), steps=26, value=1e6, **settings))
+    assert [each['action'] for each in records_in(tmp_path)] == ['rollback']
+    assert len([line for line in lines if 'and was written' in line]) == 1
+
+
 @pytest.mark.parametrize('value, spike', [(30.0, None), (1e6, slimguard.Spike(loss=1e30))])
 def test_a_step_that_is_not_so_far_is_not_told_nor_one_where_spike_looks(value, spike, tmp_path):
     with LogLines() as lines:

@@ -10,7 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.training.gate_watcher import GateWatcher
 from tests.helpers.children import forked_python, python
-from tests.helpers.models import Linear, LogLines, non_finite, records_in, state
+from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 
 tf1 = tf.compat.v1
 
@@ -251,6 +251,21 @@ def test_a_hook_that_saves_at_once_needs_variables_that_are_initialized(tmp_path
     early = 'CheckpointSaverHook reads variables as soon as watch.. is called.*before'
     with pytest.raises(tf.errors.FailedPreconditionError, match=early):
         slimguard.watch(tf1.Session(), hooks=[hook])
+
+
+def test_with_a_factor_the_error_of_such_a_hook_names_another_way_to_save(tmp_path):
+    logdir, (_, train_op) = str(tmp_path), build()
+    on_nan, global_step = 'rollback:3x0.5', tf1.train.get_global_step()
+    hook = tf1.train.CheckpointSaverHook(logdir, save_steps=1)
+    with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+        slimguard.watch(tf1.Session(), hooks=[hook], on_nan=on_nan, logdir=logdir)
+    assert 'make saver = slimguard.FiniteSaver() before watch(), ' in str(caught.value)
+    saver = slimguard.FiniteSaver()
+    with slimguard.watch(tf1.Session(), on_nan=on_nan, logdir=logdir) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        saver.save(session, logdir + '/model.ckpt', global_step)
+    assert checkpoint_at(logdir) == (1, [])
 
 
 def test_the_end_of_the_input_ends_the_block_cleanly():

@@ -83,7 +83,10 @@ def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in
     assert [record['action'] for record in records_in('logs')] == ['rollback', 'raise']
     first, incident = caught.value.incident.diagnosis.splitlines()[0], caught.value.incident
     assert 'of a norm of zeros' in first and 'depends on variables alone' in first
-    assert "'skip:3' does not apply" in incident.reason and 'since it went back' in incident.reason
+    assert (
+        "'skip:3' does not apply" in incident.reason
+        and 'since the last rollback' in incident.reason
+    )
     assert incident.advice is None
 
 

@@ -198,8 +198,10 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_forks_do(tmp_path):
     assert re.fullmatch(process + r'1 step, 1 incident in this run \(stop 1\)', of_stopped)
     assert 'python -m slimguard report ' in command
     assert re.fullmatch(process + '3 steps, no incident', of_fork)
-    assert 'this script ran no session' in of_parent
-    assert of_parent.endswith('; these have a last line of their own')
+    assert of_parent == (
+        'slimguard: nothing was guarded in this process, which ran no session; it started 5 '
+        'others, and each that was guarded has a last line of its own'
+    )
 
 
 INTERRUPTED = """

@@ -463,7 +463,7 @@ def test_that_it_ends_no_other_thread_is_said(tmp_path):
         own.session.close()
     assert len(errors) == 1
     (line,) = [line for line in lines if 'ends a run in thread' in line]
-    assert "'the actor', and nothing in other threads" in line
+    assert "in thread 'the actor' only" in line
 
 
 @pytest.mark.full

@@ -52,7 +52,7 @@ def test_the_next_rollback_lowers_the_rate_that_was_kept(folder):
     with slimguard.instrument('rollback:3x0.5', capture=False), LogLines() as lines:
         run(folder, 45, 20, bad=(4,))  # before its first save
     assert factor_in(folder) == 0.25
-    assert any('learning rate x0.5, as' in line for line in lines)
+    assert any('learning rate is x0.5, as' in line for line in lines)
     assert not any('kept nowhere' in line for line in lines)
 
 

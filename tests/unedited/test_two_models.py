@@ -58,7 +58,7 @@ def test_what_became_of_one_is_beside_its_own_checkpoints(folders):
     for folder, is_lower in zip(folders, (False, True)):  # a restart has its folder's own factor
         with slimguard.instrument('rollback:3x0.5', capture=False), LogLines() as lines:
             Model(folder).train(6)
-        assert any('learning rate x0.5' in line for line in lines) == is_lower
+        assert any('learning rate is x0.5' in line for line in lines) == is_lower
 
 
 @pytest.mark.full

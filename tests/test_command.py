@@ -44,10 +44,10 @@ class TestIncidents:
         record(tmp_path, 'first', 'second')
         assert run('incidents', '--all', tmp_path) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split() == ['time', 'step', 'loss', 'action', 'reason']
-        assert [line.split()[2:] for line in lines[1:]] == [
-            ['0', '0.5', 'skip', 'first'],
-            ['1', '0.5', 'skip', 'second'],
+        assert lines[0].split() == ['number', 'time', 'step', 'loss', 'action', 'reason']
+        assert [line.split()[:1] + line.split()[3:] for line in lines[1:]] == [
+            ['1', '0', '0.5', 'skip', 'first'],
+            ['2', '1', '0.5', 'skip', 'second'],
         ]
 
     def test_are_told_without_tensorflow(self, tmp_path):
@@ -317,7 +317,7 @@ class TestStdout:
         command = '"$PYTHON" -m slimguard incidents --all "$LOGDIR" | head -1'
         code, out, err = self.shell(command, logdir, PYTHONUNBUFFERED=unbuffered)
         assert code == 141 and not err
-        assert out.split() == [b'time', b'step', b'loss', b'action', b'reason']
+        assert out.split() == [b'number', b'time', b'step', b'loss', b'action', b'reason']
 
     @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full here')
     @pytest.mark.parametrize('arguments', ['incidents "$LOGDIR"', 'incidents --json "$LOGDIR"'])

@@ -160,12 +160,11 @@ def _jump(
         found = [(_surge(values, at), name) for name, values in lines]
         after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
         if after <= _MOST_AFTER:
-            later = '%d step%s later' % (after, 's' if after > 1 else '')
-            return went + '%s followed %s' % (name, later if after else 'in the same step')
-        # The weights of this step were written, and no loss that they gave was finite.
-        losses = lines[0][1]
-        later = losses[at + 1 :]
-        if good[at] and later.size and not good[at + 1 :].any() and not np.isfinite(later).any():
+            when = '%d step%s later' % (after, 's' if after > 1 else '')
+            return went + '%s followed %s' % (name, when if after else 'in the same step')
+        losses_after = lines[0][1][at + 1 :]
+        is_ruined = good[at] and losses_after.size and not np.isfinite(losses_after).any()
+        if is_ruined and not good[at + 1 :].any():
             return went + 'loss of the next step was not finite'
     return ''
 

@@ -492,7 +492,7 @@ def test_beside_a_chief_without_slimguard_there_is_no_rollback(tmp_path):
     with Job(beside_plain_slim, str(tmp_path)) as job:
         chief, worker = job.wait_for_workers()
     assert chief.error is None
-    assert worker.error == 'NanLossError' and 'the chief' in worker.incident['reason']
+    assert worker.error == 'NanLossError' and 'and no chief' in worker.incident['reason']
     assert 'does not train under slimguard' in worker.log
 
 

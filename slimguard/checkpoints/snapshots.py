@@ -205,7 +205,7 @@ class Snapshots:
         self.kept = []
 
     def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops the snapshots taken before a restart at `step`: up to the last of a later step."""
+        """At a restart at `step`, drops the last snapshot of a later step and all older ones."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
             self.kept = [each for each in self.kept if each.taken_at > max(later)]

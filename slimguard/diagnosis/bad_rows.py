@@ -136,7 +136,7 @@ def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: i
 
 
 def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
-    """Yields finite tensors with a row for each sample and no weight in them, drawn ones first."""
+    """Yields finite tensors with a row for each sample that need no weight; drawn ones first."""
     step = measured.step
     size = batch_size(step)
     weighted: Set[tf.Operation] = set()

@@ -174,7 +174,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
 
 
 def without_bundle(told: str) -> str:
-    """Removes the part about the bundle from advice, since the bundle was removed."""
+    """Removes the part about the bundle from advice, for a bundle that was removed or moved."""
     return told.partition(_REPLAY)[0]
 
 

@@ -113,7 +113,7 @@ class FallbackChain:
         self._has_stopped = True
 
     def tell(self) -> str:
-        """How many steps were skipped and how often it went back; '' if nothing is new."""
+        """In words: how many steps were skipped, how often it went back; '' if nothing is new."""
         skipped, rollbacks = self._state.skipped, self._state.rollbacks
         if (skipped, rollbacks, self._has_stopped) == self._told:
             return ''
@@ -133,7 +133,7 @@ class FallbackChain:
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots a rollback wants; what a callable may return does not count."""
+        """How many snapshots the rollback policies want, without those that callables return."""
         return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
 
     def may(self, kind: type) -> bool:

@@ -36,7 +36,7 @@ def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
 
 # A learning rate jumps by this factor in one step; a number surges to this multiple of its median.
 _JUMP, _SURGE = 3.0, 10.0
-_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # fewest steps before a jump, most until a surge
 # A number grew far if it is FAR times the largest usual number. With fewer than _FEW usual numbers
 # it has to be EXPLODED times the largest (or 1, if that is larger): a training may explode at once.
 _FEW, FAR, EXPLODED = 10, 100.0, 1000.0
@@ -107,7 +107,7 @@ _EXPLODE = ('step', 'loss', 'learning_rate', 'gradient_norm')
 
 
 def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
-    """How far a number grew in the last steps that were written, beyond all that was usual."""
+    """How far a number grew beyond its usual values in the last written steps; or ''."""
     for name, values in lines:
         places = np.flatnonzero(good & np.isfinite(values))
         sizes = np.abs(values[places])

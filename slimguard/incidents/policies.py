@@ -125,7 +125,7 @@ class Policy:
     ends: ClassVar[bool] = False
 
     def is_willing(self, state: PolicyState) -> bool:
-        """Whether this policy takes the present incident; if not, the next of a chain does."""
+        """Whether this policy takes the present incident; if not, the chain asks the next one."""
         return True
 
     def __str__(self) -> str:

@@ -64,7 +64,7 @@ class IncidentFile:
         self._count = self._counted_to = 0  # incidents, and the bytes with them
 
     def make(self) -> None:
-        """Makes an empty file unless there is one: it shows that a guard watches for incidents."""
+        """Makes an empty file if there is none: the file shows that a guard watches."""
         self._write(b'')
 
     def append(self, incident: Incident) -> int:

@@ -158,7 +158,7 @@ class IncidentView(Incident):
 
     @property
     def facts(self) -> List[Fact]:
-        """Other facts from the diagnosis."""
+        """Further facts: lines of the diagnosis, numbers, the action, versions."""
         not_applied = ['the update was not applied'] if self.held else []
         facts = [
             *sorted(map(_fact_of, self._lines[1:]), key=lambda fact: fact.name != 'Your line'),

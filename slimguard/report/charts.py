@@ -372,7 +372,7 @@ _PALETTE = LinearSegmentedColormap.from_list(
 
 
 def last_steps_chart(steps: LastSteps) -> Chart:
-    """Loss and gradient norm of the last steps, and the norm of each gradient by its colour."""
+    """The last steps: loss and gradient norm as lines, the norm of each gradient as a colour."""
     ratios = last_steps.ratios_of(steps.norms)
     begin = last_steps.beginning_of(steps, ratios)
     names, rows, begins_at = _heat_rows(steps, ratios, begin)

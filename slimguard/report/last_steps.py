@@ -68,7 +68,7 @@ def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
-    """The numbers to draw as lines, by name: at least three are finite, and the rate changes."""
+    """By name, numbers to draw as lines: those with three finite values; a rate if it changes."""
     rate = steps.learning_rate
     rate = None if rate is None or (rate == rate[0]).all() else rate
     known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm), ('learning rate', rate))
@@ -154,7 +154,7 @@ def _last_return(steps: LastSteps) -> int:
 
 
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
-    """The sentences below the charts of the last steps: where it began, and the learning rate."""
+    """The sentences below the charts of the last steps: the beginning, and the learning rate."""
     said = ''
     if steps.gradients:
         since = 'Since the last rollback no' if _last_return(steps) else 'No'

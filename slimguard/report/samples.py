@@ -121,7 +121,7 @@ def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
-    """The values shown as black and white: a usual range, such as [0, 255], or the images' own."""
+    """The values shown as black and white: a usual range such as [0, 255], or the images' range."""
     if images.dtype == np.uint8:
         return 0.0, 255.0
     ends = []

@@ -206,7 +206,7 @@ class Largest:
         self._largest = 0.0
 
     def add(self, value: float) -> float:
-        """Notes a number; returns its multiple of the largest before it if that is far, else 0.
+        """Notes a number. If it is far above all earlier ones, returns its multiple of the largest.
 
         Args:
           value: at least 0, or NaN if it is not known.

@@ -96,7 +96,7 @@ def _event_files(logdir: str) -> Tuple[List[str], List[str]]:
     paths, troubles = [], []
     for name in names:
         path = os.path.join(logdir, name)
-        if name.startswith(_EVENTS) and files.is_file(path):  # opening a FIFO may block for ever
+        if name.startswith(_EVENTS) and files.is_file(path):  # opening a FIFO may never return
             paths.append(path)
         elif name.startswith(_EVENTS):
             troubles.append('%s was not read: it is no regular file.' % name)

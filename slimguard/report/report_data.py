@@ -199,9 +199,9 @@ class Kind(NamedTuple):
 
 
 def kinds_of(data: ReportData) -> List[Kind]:
-    """The kinds of incidents: the one that ended the training, then examined ones, then the others.
+    """The kinds of incidents: the kind that ended the training, then examined kinds, then others.
 
-    In each of these parts the kind with the most incidents comes first.
+    Among examined kinds, and among others, the kind with the most incidents comes first.
     """
     ended = next((i for i in reversed(data.incidents) if i.action in _ENDED), None)
 

@@ -55,7 +55,7 @@ class Listener:
             )
 
     def add(self, training: Any) -> None:
-        """Sends a training the signals for which the program has no handler of its own."""
+        """Begins to send a training the signals that the program does not handle itself."""
         if self._thread is None:
             free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
             if not free:
@@ -64,7 +64,7 @@ class Listener:
         self.trainings.append(training)
 
     def remove(self, training: Any) -> None:
-        """Sends a training no more signals; after the last one, restores the earlier handlers."""
+        """Stops sending signals to a training; after the last training, restores old handlers."""
         # Only the main thread can restore handlers. In another thread, leave it to the next signal.
         is_last = self.trainings == [training] and is_main_thread()
         if is_last:

@@ -110,7 +110,7 @@ _KEPT_AS = '_slimguard_inner_feeds'
 
 
 class RunKinds:
-    """A cache of results by kind of run: the same fetches and the same computed feeds."""
+    """A cache of results by kind of run, that is, by its fetches and its computed feeds."""
 
     def __init__(self) -> None:
         # Each with a copy of its fetches: as long as they exist, no other object gets the ids in
@@ -146,7 +146,7 @@ class RunKinds:
 
 
 def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
-    """The fed tensors that ops would compute without the feed: those that are no placeholders.
+    """The fed tensors that are no inputs of the graph: other ops would compute their values.
 
     Args:
       graph: the graph of the session.

@@ -161,7 +161,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self.ask(run_context, self.runs.run_for(run_context))
 
     def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
-        """The fetches and feeds of this hook for a run; None if `run` is None: it is no step."""
+        """The fetches and feeds of this hook for a run; None if `run` is None (no step)."""
         session = run_context.session
         if self.job is not None:
             with self._training.saving_before_errors(session):
@@ -254,7 +254,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.job.end()
 
     def _row_of(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
-        """The row of a gate's steps; if `is_kept`, it waits until what a bad step drew is kept."""
+        """The row of a gate's steps; if `is_kept`, it waits until a bad step's input is kept."""
         self._training.capture(gate)  # the train op may have been guarded after the hook began
         evidence = self._training.evidence.get(gate) if is_kept else None
         return gate.row if evidence is None else evidence.capture.row

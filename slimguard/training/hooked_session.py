@@ -91,7 +91,7 @@ class HookedSession(SessionWrapper):
         return values
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
-        """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
+        """As `tf.compat.v1.Session.make_callable`; the result runs steps as `run` does."""
         elements = fetched_elements(fetches, self.graph)
         # A QueueRunner's thread runs the op that fills a queue; hooks must not raise or stop in it.
         fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)

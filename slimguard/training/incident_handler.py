@@ -173,7 +173,7 @@ class IncidentHandler:
         return policy
 
     def _examine(self, session, opened: OpenIncident, depth: Depth = Depth.DRAWN) -> None:
-        """Notes what made a step bad, before any action: the weights are those it began with."""
+        """Notes what made a step bad; call it before any action changes the weights."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             step = opened.incident, opened.labels
@@ -236,7 +236,7 @@ class IncidentHandler:
             self._policies.note_stop()
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
-        """Rolls back; if that cannot be, makes the action 'raise'. Returns the new incident."""
+        """Rolls back; if that is impossible, makes the action 'raise'. Returns the incident."""
         if not self._rollbacks.roll_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
@@ -268,7 +268,7 @@ class IncidentHandler:
         return None
 
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
-        """Notes the error that ends the handling; raises another if a loop would misread it."""
+        """Notes the error that ends the handling; raises another one if a loop would misread it."""
         if isinstance(error, NanLossError):
             error.logdir = self._incident_log.logdir
             opened.refresh(error)
@@ -305,7 +305,7 @@ class IncidentHandler:
                 self._last_words()  # dropped: the rollback undid their step
 
     def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
-        """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""
+        """Records an incident that no hook saw: as skipped; if the job `rolls_back`, as undone."""
         opened.note(action=Rollback.action if rolls_back else Skip.action)
         gate = opened.gate
         # A run that a thread makes beside the steps may come after the last step.
@@ -354,7 +354,7 @@ class IncidentHandler:
 
 
 class NotInitializedError(tf.errors.FailedPreconditionError):
-    """A step begins, but a variable that is saved before the first step is not initialized."""
+    """A variable is not initialized, but has to be saved before the first step."""
 
     def __init__(self, message: str):
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)

@@ -49,7 +49,7 @@ class LearningRateFactor:
         self._kept_in: Optional[str] = None
 
     def enter(self, session) -> None:
-        """Sets the factor in a session before it trains; takes over a smaller one in the logdir."""
+        """Sets the factor in a session before it trains; a smaller factor in the logdir counts."""
         self._catch_up()
         if self._ranks.exchange is not None:
             self._factor = float(self._ranks.exchange('factor', repr(self._factor))[0])

@@ -229,7 +229,7 @@ class Rollbacks:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
-        """Call it before each step, if a script may build variables or begin to save in between."""
+        """Call it before each step if a script may build variables or begin to save there."""
         self._restorer.before_step(session)
         if self._rate_factor is not None:
             self._rate_factor.before_step(session)

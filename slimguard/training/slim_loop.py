@@ -274,7 +274,7 @@ class SlimLoop:
                 pass  # slim raises the error when it joins the threads
 
     def _wait_no_longer(self) -> None:
-        """Ends slim's wait for the start step when the job ends: slim would wait for ever."""
+        """Ends slim's wait for the start step when the job ends: it would never come."""
         if self._waits_to_start and self.coordinator.should_stop():
             raise tf.errors.OutOfRangeError(None, None, 'the job has ended')
 
@@ -378,7 +378,7 @@ class StepRunner:
         self._step_before = None
 
     def _prepare(self, session: HookedSession, train_op, global_step) -> Any:
-        """A function that does slim's step in one run; None if one run cannot do the same."""
+        """A function that does slim's step in one run; None if the step takes more runs."""
         gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
         if gate is None or gate.step is None or not has_own_run_instrumented(self._runs_in):
             return None

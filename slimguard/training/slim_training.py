@@ -196,7 +196,7 @@ def as_train_op(train_op: Any) -> TrainOp:
 
 
 def require_flags(ends_job: Any, is_chief: Any) -> None:
-    """Raises ValueError unless both are bools; `is_chief` may be None, which is False to slim."""
+    """Raises ValueError unless both are bools; `is_chief` may be None (False in slim)."""
     require_bool('ends_job', ends_job)
     if is_chief is not None:
         require_bool('is_chief', is_chief)

@@ -83,7 +83,7 @@ class StopSignals:
         self._heard: Dict[int, int] = {}
         self._waiting: Set[int] = set()  # signals that wait for the end of the step
         self._deadline: Optional[float] = None  # the deadline of the step; only the thread uses it
-        self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
+        self._tell_the_end: Optional[Exchange] = None  # tells other ranks of the end of this one
 
     # From beginning to end.
 
@@ -157,7 +157,7 @@ class StopSignals:
                 self._act()
 
     def tell_saving(self) -> None:
-        """Notes that the loop saves after its last step. Logs the signal that ends it, if any."""
+        """Notes that the loop saves after its last step. Logs the signal that ended the loop."""
         if self._stage is not _TRAINING:
             return
         self._stage = _ENDING
@@ -183,7 +183,7 @@ class StopSignals:
             note(SAVED_BY_SIGNAL % names)
 
     def ends_by(self) -> Optional[int]:
-        """The signal to end by, or None. SIGTERM first: its sender may kill the process soon."""
+        """The signal to end by, or None. SIGTERM first: its sender may soon kill the process."""
         return signal.SIGTERM if signal.SIGTERM in self._heard else next(iter(self._heard), None)
 
     def save_session(self) -> None:

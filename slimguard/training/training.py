@@ -141,7 +141,7 @@ class Training:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Locks the logdir and shows the progress bar; at the end, closes the captures as well."""
+        """Inside, locks the logdir and shows the progress bar; the end also closes captures."""
         with contextlib.ExitStack() as stack:
             if self.checkpoints is not None and self._bundles_in == self.checkpoints.logdir:
                 stack.enter_context(occupied(self.checkpoints.logdir))

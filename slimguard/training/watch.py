@@ -51,7 +51,7 @@ class WatchedSession(HookedSession):
 
     @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
+        """As `tf.compat.v1.Session.run`; once a hook asked to stop, steps raise RuntimeError."""
         if self.should_stop() and self._step_of(fetches) is not None:
             raise RuntimeError(
                 "on_nan='stop', a signal or a hook has asked the training to stop, and this would "

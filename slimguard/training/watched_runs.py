@@ -287,7 +287,7 @@ class WatchedRuns:
         return None
 
     def _is_mine(self, gate: gates.Gate) -> bool:
-        """If a graph has several trainings, a hook with a loss watches those with that loss."""
+        """Whether this hook watches a gate: a hook with a loss watches only trainings of it."""
         if self._loss is None or gate.loss is None:
             return True
         needed = graphs.ancestors([op_of(gate.original), gate.loss.op])

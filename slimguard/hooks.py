@@ -74,8 +74,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
         `checkpoint_dir` or a `CheckpointSaverHook`; a log line names it. If you pass another
         directory, the hook uses yours, and a warning says so. Without any directory the hook keeps
         no record; the log says so at the first incident.
-      ends_job: in a job of several processes, whether 'raise' and 'stop' in this process also end
-        the others; and so for its end, if it is the chief.
+      ends_job: in a job of several processes, whether the others end, too, when this process raises
+        or stops, or when it is the chief and ends.
       capture: whether to keep the values that a bad step drew (its batch, its dropout masks), to
         look for the cause, and, if checkpoints are saved, to write a bundle.
       max_bundles: how many bundles there may be in the directory.

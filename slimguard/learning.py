@@ -196,8 +196,8 @@ def train(
         look for the cause, and, in the chief, to write a bundle into ``logdir/slimguard``, if the
         next checkpoint fits on the disk beside it. It hardly slows down good steps.
       max_bundles: how many bundles there may be in `logdir`.
-      ends_job: in a job of several processes, whether 'raise' and 'stop' in this process also end
-        the others; and so for its end, if it is the chief.
+      ends_job: in a job of several processes, whether the others end, too, when this process raises
+        or stops, or when it is the chief and ends.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C.
         Choose less time than the sender of the signal gives the process.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above that of the last

@@ -78,8 +78,8 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     """All checkpoints in a directory, from the oldest to the newest; none of them is opened.
 
     Checkpoints in the state file keep its order, since copying a directory loses the times of
-    files. A checkpoint that it does not name counts as newer than these if both its time and its
-    step are.
+    files. A checkpoint that it does not name counts as newer if its time and its step are both
+    larger.
     """
     logdir = files.as_path(logdir)
     try:

@@ -226,7 +226,7 @@ class Spare:
         return True
 
     def drop(self, is_saved: bool) -> None:
-        """Removes the spare; unless a good checkpoint `is_saved` instead, first puts it back."""
+        """Removes the spare; first puts it back, unless a good checkpoint `is_saved` instead."""
         if self._names is None:
             return
         own, spare = self._names

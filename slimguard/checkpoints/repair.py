@@ -38,8 +38,8 @@ def repair(logdir: str) -> Repair:
     Raises:
       UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
       StateFileError: if TensorFlow would read another checkpoint from the new state file; the old
-      file is left as it was. OSError, tf.errors.OpError: if the state file cannot be written; it is
-      left as it was.
+        file is left as it was.
+      OSError, tf.errors.OpError: if the state file cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
     state: Optional[State] = None

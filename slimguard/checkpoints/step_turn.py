@@ -57,7 +57,7 @@ class StepTurn:
         return threading.get_ident() == self._trainer
 
     def is_taken_by_me(self) -> bool:
-        """If no thread is the loop's, makes the current one so; returns whether it now is."""
+        """Makes the current thread the loop's if no thread is; returns whether it is the loop's."""
         if self._trainer is None:
             self._trainer = threading.get_ident()
         return self.is_mine

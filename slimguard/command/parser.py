@@ -124,7 +124,7 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
 def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     """The script's arguments that look as if they were meant for `run`.
 
-    These are options that `run` was not given itself, and that scripts seldom have.
+    These are options that `run` itself did not get, and that scripts seldom have.
     """
     own = {_name_of(argument) for argument in ours}
     theirs = list(script[1:])
@@ -135,7 +135,7 @@ def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
 
 
 def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Ends with the parser's error if there is no such script."""
+    """Ends the command with a usage error if there is no such script."""
     if not script or script == ['-m']:
         parser.error('name a script to run, or a module after -m')
     if script[0] == '-m' or os.path.isfile(script[0]):

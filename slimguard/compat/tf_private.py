@@ -214,8 +214,8 @@ def callable_of(
     """A run with fixed feeds and fetches: takes the values to feed, returns the fetched values.
 
     `BaseSession._make_callable_from_options`, and `_do_call`, which makes errors look like those of
-    `run`. The public `make_callable` feeds through `run`, and takes longer to build a list than
-    this function's result takes to run.
+    `run`. The public `make_callable` feeds through `run`, and is slower: only to build its list
+    takes longer than a call of this function's result.
 
     The result holds only a weak reference to the session. So it can be kept with the session, which
     is freed, with its variables, as soon as nobody else holds it.

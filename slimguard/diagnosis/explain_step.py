@@ -1,7 +1,7 @@
 """Explains a bad step, one function for each way in which it can be bad.
 
 The ways are: a tensor is not finite; the loss or the gradient norm is above its limit; a variable
-  turns non-finite when it is updated; the square of a gradient overflows in the optimizer.
+turns non-finite when it is updated; the square of a gradient overflows in the optimizer.
 """
 
 import re

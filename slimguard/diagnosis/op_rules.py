@@ -221,7 +221,7 @@ def _labels_hidden(culprit: Culprit, logits: np.ndarray, labels: np.ndarray) -> 
 
 
 def _does_not_fit(culprit: Culprit, _, indices, labels, lengths) -> Broken:
-    """Finds a label with too few frames: one for each symbol, one more between equal ones."""
+    """Finds a label with too few frames: it needs one for each symbol, one between equal ones."""
     lengths = np.ravel(lengths)
     for row, frames in enumerate(lengths):
         symbols = np.ravel(labels)[np.asarray(indices)[:, 0] == row]

@@ -64,7 +64,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
 
     Returns:
       The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed,
-        since the bundle is damaged or cannot run here, or `path` is no bundle.
+      since the bundle is damaged or cannot run here, or `path` is no bundle.
     """
     try:
         folder = files.as_path(path, 'bundle')

@@ -86,7 +86,7 @@ class Gate:
     bad: tf.Tensor
     labels: Tuple[Label, ...]
     step: Optional[tf.Tensor]
-    watched: Any  # Any: a feed's key; in type stubs a Tensor is unhashable
+    watched: Any  # a feed's key, but type stubs call a Tensor unhashable
     untold: Untold
     untold_count: tf.Tensor
     is_good: tf.Tensor

@@ -45,7 +45,7 @@ def create_at(
     dtypes: Sequence[tf.DType],
     **attributes: Any,
 ) -> tf.Operation:
-    """As an op made under `at(near)`, but in half the time: each variable needs many ops.
+    """Creates an op as under `at(near)`, but in half the time: each variable needs many ops.
 
     Args:
       near: the op to be colocated with.
@@ -95,8 +95,8 @@ def short_together(tensors: Sequence[tf.Tensor]) -> List[List[int]]:
     """Groups short vectors of one length, to be joined; all other tensors stay alone.
 
     The vectors of a group have one dtype and one device, and ops of one type made them, since
-    TensorFlow places an op without a device by its type. So no vector has to move to another device
-    before.
+    TensorFlow places an op without a device by its type. So no vector has to move to another
+    device.
 
     Returns:
       The groups, each a list of indices.

@@ -118,7 +118,7 @@ def note_opened(session: tf1.Session) -> None:
 
 
 def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
-    """A function: has no session seen an op? Only such an op can get new inputs."""
+    """A function: whether an op is unseen by all sessions, so that it can get new inputs."""
     seen = getattr(graph, _SEEN, None)
     if seen is not None:
         return lambda op: tf_private.number_of(op) > seen

@@ -81,7 +81,7 @@ class Incident:
         return cls(**known)
 
     def to_dict(self) -> Dict[str, Any]:
-        """A dictionary for JSON, which has no NaN: it becomes 'nan', 'inf' or '-inf'."""
+        """A dictionary for JSON; numbers that JSON lacks become 'nan', 'inf' or '-inf'."""
         record = dataclasses.asdict(self)
         record['tensors'] = list(self.tensors)
         for key in _NUMBERS:

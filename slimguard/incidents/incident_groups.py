@@ -89,7 +89,7 @@ def _group_of(members: List[Incident]) -> Group:
 def kind_of(incident: Incident) -> str:
     """The kind of an incident: its cause without numbers and rows, and the user's line.
 
-    For bad data and overflows the line is left out. Without an examination it is the symptom.
+    For bad data and overflows the line is left out. Without examination, the symptom is the kind.
     """
     if not incident.diagnosis:
         return symptom_of(incident)

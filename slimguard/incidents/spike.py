@@ -206,7 +206,7 @@ class Largest:
         self._largest = 0.0
 
     def add(self, value: float) -> float:
-        """Notes a number. If it is far above all earlier ones, returns its multiple of the largest.
+        """Notes a number. Returns its multiple of the largest before, or 0 if it is not far above.
 
         Args:
           value: at least 0, or NaN if it is not known.

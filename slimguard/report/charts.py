@@ -255,8 +255,8 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
 
 # The loss.
 
-# The heights in pixels of the curve and of an action's row of marks. Up to 60 points, each point of
-# a line has a dot.
+# The heights in pixels of the curve and of an action's row of marks. A line of up to 60 points
+# shows a dot for each.
 _PLOT, _LANE, _FEW_POINTS = 240, 20, 60
 _NEAREST = 0.045  # of the width: closer marks would overlap on a phone
 

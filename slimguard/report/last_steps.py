@@ -41,7 +41,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
 
     Raises:
       TypeError, ValueError, OverflowError: if `history` does not have the form that
-      `History.to_dict` makes.
+        `History.to_dict` makes.
     """
     if history is None or not history['step']:
         return None

@@ -41,7 +41,7 @@ def main(
 
     Returns:
       The exit code: 0 if all is well; 1 if the record of incidents cannot be read (the page says
-        so); 2 if a file could not be written, or `logdir` is no log directory.
+      so); 2 if a file could not be written, or `logdir` is no log directory.
     """
     try:
         logdir, output, png = _paths(logdir, output, png)

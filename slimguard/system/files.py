@@ -148,8 +148,8 @@ def open_to_read(path: str) -> IO[bytes]:
     """Opens a regular file, local or remote; reading a FIFO or a device might never end.
 
     Raises:
-      FileNotFoundError, tf.errors.NotFoundError: if there is none. OSError, tf.errors.OpError: if
-      it is no regular file, or cannot be opened.
+      FileNotFoundError, tf.errors.NotFoundError: if there is none.
+      OSError, tf.errors.OpError: if it is no regular file, or cannot be opened.
     """
     _require_regular(path)
     if is_remote(path) and not exists(path):
@@ -240,7 +240,7 @@ def write_atomically(
 
     Raises:
       OSError, tf.errors.OpError: if the file cannot be written, or if `path` is a device, a FIFO or
-      a directory, which is then not changed.
+        a directory, which is then not changed.
     """
     _require_regular(path)
     making = '%s.making-%s' % (path, uuid.uuid4().hex)

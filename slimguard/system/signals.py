@@ -30,7 +30,7 @@ class Listener:
     wake-up descriptor of its own, that stays, and the thread gets no signals.
 
     A training has these methods: the handlers call `on_signal`; the thread calls `on_wakeup`,
-      `seconds_left` and `end_in_midst_of_step`; `remove` calls `tell_saved`.
+    `seconds_left` and `end_in_midst_of_step`; `remove` calls `tell_saved`.
 
     Args:
       shorten: wraps the handler, which may raise KeyboardInterrupt.

@@ -383,7 +383,7 @@ _ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 # The action of an incident on which a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
 
-# An error that a loop takes for the end of the input: it would leave as if all were well.
+# An error that a loop takes for the end of the input: the loop would end as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 # The attribute of a `SessionRunContext` in which `act_on` finds the incident.

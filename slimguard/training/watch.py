@@ -169,8 +169,8 @@ def watch(
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
         logdir, no record is kept; the log says so at the first incident.
       capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; a `NanLossHook`
-      among the hooks uses its own. spike, history: as for `NanLossHook`; they also apply to a
-      `NanLossHook` among the hooks that
+        among the hooks uses its own.
+      spike, history: as for `NanLossHook`; they also apply to a `NanLossHook` among the hooks that
         does not set them.
 
     Raises:

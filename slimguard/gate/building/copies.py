@@ -22,7 +22,7 @@ def restore(copies: Copies, token: tf.Tensor, name: str) -> tf.Tensor:
     """Writes copies back once `token` is alive. The returned `token` arrives when that is done.
 
     Weights come last: otherwise another process could update a restored weight with an exploded
-      slot that is not restored yet, and ruin the weight.
+    slot that is not restored yet, and ruin the weight.
     """
     trainable = graphs.trainable_in(token.graph) if copies else set()
     weights = [variable for variable in copies if variable in trainable]

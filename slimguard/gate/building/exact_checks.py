@@ -27,9 +27,9 @@ _SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
 class Moment:
     """A moment of the step: scalars that arrive at that moment, and are dead if it never comes.
 
-    Ops that consume these scalars cannot run early. Ops that have only a control input can:
-    Grappler removes a waiting Identity of a ref variable (seen on TensorFlow 1.15), and swaps a
-    waiting DeepCopy with the IsFinite after it (on 2.21).
+    Ops that consume these scalars cannot run early. Ops that have only a control input can run
+    early: Grappler removes a waiting Identity of a ref variable (seen on TensorFlow 1.15), and
+    swaps a waiting DeepCopy with the IsFinite after it (on 2.21).
 
     Args:
       token: the float32 scalar that arrives at that moment; its value is `SMALL_32`.

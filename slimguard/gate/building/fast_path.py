@@ -21,7 +21,7 @@ from slimguard.graph.devices import Home
 # precision, adding a number below x / 2**(p+1) leaves x as it is. So accumulated values and squares
 # always stay in range if twice this limit times 2**(p+1) is in range.
 _LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
-# The same limit for learning rates and other factors of checked values.
+# The limit for learning rates and other factors of checked values.
 _LIMIT_OF_FACTORS = 1e12
 
 

@@ -36,7 +36,7 @@ class Label(NamedTuple):
     LATE = 'late'  # a value computed after the update is not finite
     STATE = 'state'  # a variable is not finite
     WRITTEN = 'written'  # a variable that the forward pass wrote is not finite
-    # The rank of that name found something that others did not:
+    # The rank with this name found something that other ranks did not:
     RANK = 'rank'
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def explain(
         parts.append('already not finite before this step: ' + named(Label.BEFORE, Label.STATE))
     elif named(Label.STATE, Label.WRITTEN) and not parts:
         parts.append('not finite once updated: ' + named(Label.STATE, Label.WRITTEN))
-    elif named(Label.STATE):  # not WRITTEN: the forward pass is named above
+    elif named(Label.STATE):  # not WRITTEN, which is named above
         parts.append('not finite once updated: ' + named(Label.STATE))
     where = ' (on %s)' % named(Label.RANK) if named(Label.RANK) else ''
     names = (label.name for label in labels if label.kind != Label.RANK)

@@ -58,8 +58,8 @@ def find_gated_ops(
 def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
-    Any other write to a trainable variable updates a statistic whose variable was left trainable.
-    Such writes count only if there is no other training write, as with a `tf.GradientTape`.
+    Any other write to a trainable variable updates a statistic that the script left trainable. It
+    counts only if there is no other training write, as with a `tf.GradientTape`.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}
@@ -166,8 +166,8 @@ def find_barrier(
 def _ways_out(step: StepGraph, writes: List[tf.Operation]) -> List[tf.Operation]:
     """The ops that lead out of the branches and loops that `writes` are in.
 
-    An op that waits for these has waited for the writes: every path from a write to the train op
-    leads through one of them.
+    An op that waits for these ops also waits for the writes: every path from a write to the train
+    op leads through one of them.
     """
     around = {graphs.outermost_context(write) for write in writes} - {None}
     if not around:

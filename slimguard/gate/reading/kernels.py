@@ -1,4 +1,4 @@
-"""When an optimizer's kernel turns finite and small numbers into finite ones.
+"""When an optimizer's kernel turns small finite numbers into finite ones.
 
 On the fast path no variable is checked after the update, so only a kernel that is known to do this
 may run there. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the

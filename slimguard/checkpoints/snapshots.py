@@ -30,9 +30,9 @@ _BYTES = 32 << 20
 # loss rarely rises that far for another reason.
 _RUIN_FACTOR = 10.0
 # The present weights count as ruined if the last losses are more than FAR times the usual loss. FAR
-# is larger than _RUIN_FACTOR, since the losses of two competing networks may rise tenfold. The loss
-# of a state, and that of the first steps, is the median of 10 good steps: with few images in a
-# batch any single loss may be small.
+# is larger than _RUIN_FACTOR: once weights are ruined no bad step is skipped, and the losses of two
+# competing networks may rise tenfold. The loss of a state, and that of the first steps, is the
+# median of 10 good steps: with few images in a batch any single loss may be small.
 _LOSSES = 10
 # The present loss is the median of the last 3 good steps. After 3 spikes in a row the weights are
 # taken for the cause, not the batches.

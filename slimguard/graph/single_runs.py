@@ -1,4 +1,4 @@
-"""slimguard's own runs that are made once or seldom: they skip Grappler, which takes longer.
+"""slimguard's own runs, made once or seldom: they skip Grappler, which takes longer than a run.
 
 For each new set of fetches and feeds, a session of TensorFlow 1.15 has Grappler optimize the whole
 graph: a quarter of a second for 15,000 ops, where most of our runs take a few milliseconds.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it imports TensorFlow; the command line must not
 
 
 # The kinds of causes that policies tell apart.
-# Not the weights are at fault, but the batch or a sum over it: the next batch may be good.
+# The batch, or a sum over it, is at fault, not the weights: the next batch may be good.
 BATCH = 'batch'
 # Numbers grew until they overflowed. From an older state, with a smaller learning rate, they may
 # stay finite.
@@ -24,7 +24,7 @@ EXPLOSION = 'explosion'
 # Neither the batch nor the weights are at fault: the same failure comes again, whatever the policy
 # does.
 COMES_AGAIN = 'comes again'
-# Variables are at fault, and no batch: the next batch fails in the same way. An older state may be
+# Variables are at fault, not the batch: the next batch fails in the same way. An older state may be
 # good.
 STATE = 'state'
 # A variable that the gate does not guard was not finite before the step: no batch is at fault.

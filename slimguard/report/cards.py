@@ -225,7 +225,7 @@ def _plain(said: str) -> str:
 
 
 def bundle_name(incident: Incident) -> str:
-    """The name of the bundle's folder. On Windows, where the training may have run, \\ divides."""
+    """The name of the bundle's folder; if the training ran on Windows, its path has \\ in it."""
     return re.split(r'[/\\]', (incident.bundle or '').rstrip('/\\'))[-1]
 
 

@@ -56,7 +56,7 @@ def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
     for path in paths:
         try:
             _read_file(path, series)
-        except Exception as error:  # of TensorFlow, the system or protobuf
+        except Exception as error:  # it ends the reading of this file only
             told = os.path.basename(path), first_line(error)
             troubles.append('%s was read only in part: %s' % told)
     if not series:

@@ -141,7 +141,7 @@ class Listener:
     def _before_fork(self) -> None:
         """Blocks the signals: the child must not get one while it has the parent's handlers.
 
-        With these, the child would pass it to the parent's thread and go on; without, it would end.
+        These would pass it to the parent's thread, and the child would go on; plain Python ends it.
         """
         # Also if there are no handlers: another thread may install some before the fork.
         self._blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)

@@ -152,8 +152,8 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._policies.note_job_rollbacks(self.job.rollbacks)
             self._rollbacks.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
-            # With several ranks this is too early: some hook's `after_create_session` sends the
-            # variables of the first rank to the others.
+            # With several ranks this is too early: the first rank has sent its variables to the
+            # others only after all hooks' `after_create_session`.
             at_once = self._training.makes_sessions and not self._ranks.are_several
             self._handler.enter(session, at_once)
 

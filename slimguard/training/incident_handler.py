@@ -129,7 +129,7 @@ class IncidentHandler:
 
     @contextlib.contextmanager
     def _kept_if_undecided(self, opened: OpenIncident) -> Iterator[None]:
-        """Inside, an error writes the bundle of an incident, with all that is known by then."""
+        """Inside, if an error comes first, writes the incident's bundle with all that is known."""
         try:
             yield
         except Exception as error:
@@ -318,7 +318,7 @@ class IncidentHandler:
     # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
-        """Prepares a new session if `at_once` and its variables have values; `before_step` else."""
+        """Prepares a new session now, if `at_once` and initialized; else `before_step` does."""
         self._is_due = not at_once
         if at_once:
             try:

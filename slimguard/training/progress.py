@@ -90,7 +90,7 @@ class Progress:
           incidents: the number of incidents so far.
         """
         if self._bar is None:
-            # `mininterval=0`: not tqdm but `is_due` decides when to draw.
+            # `mininterval=0`: `is_due` decides when to draw, not tqdm.
             self._bar = self._make_bar(
                 total=self._number_of_steps,
                 initial=step,

@@ -44,8 +44,8 @@ def instrument(
       wrote, or the state before the first step.
 
     A `Saver` refuses a save that is not finite, a `NanTensorHook` leaves a guarded training to the
-    policy, and histogram summaries leave out values that are not finite. The log names each update
-    that cannot be guarded once.
+    policy, and histogram summaries leave out values that are not finite. The log names once each
+    update that cannot be guarded.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.

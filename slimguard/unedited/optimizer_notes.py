@@ -1,8 +1,8 @@
 """Notes the losses that a script differentiates, their gradients, and the updates by them.
 
 The graph itself shows only updates by kernels of optimizers, and shows no losses. An optimizer of
-the script's own may use ``assign`` instead of a kernel, and a script may write ``w.assign_sub(rate
-* gradient)`` itself.
+the script's own may use ``assign`` instead of a kernel, and a script may write
+``w.assign_sub(rate * gradient)`` itself.
 
 It does not note gradients that a `tf.GradientTape` makes, or that are made inside a function.
 Updates by such gradients are guarded like other values that a script computes

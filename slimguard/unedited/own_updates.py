@@ -21,8 +21,8 @@ from slimguard.system import texts
 from slimguard.unedited.patches import kept_on
 from slimguard.unedited.shared_updates import each_once, is_ours
 
-# How many updates that are built after the first gate are guarded at most. A gate has many ops, and
-# TensorFlow reads the whole graph before it runs a new op.
+# At most this many updates that are built after the first gate are guarded. A gate has many ops,
+# and TensorFlow reads the whole graph before it runs a new op.
 _MOST_LATE = 50
 
 

@@ -23,7 +23,7 @@ from slimguard.checkpoints.restorers import (
 # The state file of `...-last` checkpoints. The script's own state file names only the script's.
 _STATE_FILE = 'checkpoint.slimguard-last'
 
-# How many saved checkpoints are examined at most.
+# The most saved checkpoints to examine.
 _MOST = 20
 
 

@@ -46,7 +46,7 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
 
 
 def is_of_incident(error: BaseException) -> bool:
-    """Whether not the input but an incident ended a run, by `NanLossError` or `stop_error`."""
+    """Whether an incident, not the input, ended a run, by `NanLossError` or `stop_error`."""
     return hasattr(error, 'incident')
 
 

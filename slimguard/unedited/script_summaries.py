@@ -35,7 +35,7 @@ class _OfSession:
         return functools.partial(self._rows.__setitem__, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
-        """If `writer` is theirs, writes the steps so far, under the script's step number."""
+        """Writes the steps so far, if `writer` is their writer, under the script's step number."""
         if not self._rows:
             return
         folder = files.as_path(writer.get_logdir(), 'logdir')

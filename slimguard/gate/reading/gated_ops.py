@@ -126,7 +126,7 @@ def _makers_of_written_values(step: StepGraph, training: _Ops) -> List[tf.Operat
 
 
 def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
-    """Adds whole loops: if one op of a loop is gated, its other ops are, and all ops after it."""
+    """Gates whole loops: if one op of a loop is gated, so are its others, and all ops after it."""
     if not loops:
         return gated
     for op in step.order:

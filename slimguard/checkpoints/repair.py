@@ -22,7 +22,7 @@ class Repair(NamedTuple):
     """The result of a repair.
 
     Attributes:
-      resumes_from: the checkpoint that a restart resumes from; None if it begins anew.
+      resumes_from: the checkpoint that a restart resumes from; None if it starts from step 0.
       said: a sentence that says what was wrong; None if nothing was wrong.
       is_lost: whether there are checkpoints, but none that a training can resume from.
     """

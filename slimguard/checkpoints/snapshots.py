@@ -31,7 +31,7 @@ _BYTES = 32 << 20
 _RUIN_FACTOR = 10.0
 # The present weights count as ruined if the last losses are more than FAR times the usual loss. FAR
 # is larger than _RUIN_FACTOR: once weights are ruined no bad step is skipped, and the losses of two
-# competing networks may rise tenfold. The loss of a state, and that of the first steps, is the
+# competing networks may rise tenfold. The loss of a state, like the loss of the first steps, is the
 # median of 10 good steps: with few images in a batch any single loss may be small.
 _LOSSES = 10
 # The present loss is the median of the last 3 good steps. After 3 spikes in a row the weights are
@@ -91,7 +91,7 @@ class Losses:
         self._due = self._good + steps_to_next(self._good, 0)
 
     def forget_last(self) -> None:
-        """Call it after a rollback: the last losses are not those of the restored weights."""
+        """Call it after a rollback: the last losses do not belong to the restored weights."""
         self._last.clear()
 
     @property

@@ -35,7 +35,7 @@ class StepTurn:
 
     A thread that wants the turn first takes a second lock, the place next in line, and keeps it
     until the turn is free. So neither a loop nor a thread that saves all the time keeps the other
-    waiting. The loop's own thread never waits to save, since nothing else trains meanwhile.
+    waiting. The loop's own thread never waits to save, since no other thread trains.
 
     Args:
       patience: how long a save waits for the end of a step, in seconds, before it saves anyway;

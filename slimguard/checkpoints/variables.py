@@ -42,7 +42,7 @@ class Unlisted(NamedTuple):
 def all_variables(graph: tf.Graph) -> Dict[str, Any]:
     """A graph's global and local variables, by name: TensorFlow's objects, or `Unlisted`.
 
-    The caller makes sure that no other thread reads or changes the graph meanwhile.
+    The caller makes sure that no other thread reads or changes the graph at the same time.
     """
     with graph.as_default():
         listed = tf1.global_variables() + tf1.local_variables()
@@ -93,7 +93,7 @@ def assign(session, values: Iterable[Tuple[Any, np.ndarray]]) -> None:
 
 
 def size_of(variables: Dict[str, Any]) -> int:
-    """The size of variables in bytes; those of unknown shape are left out."""
+    """The size of variables in bytes, without variables of unknown shape."""
     return sum(
         (each.shape.num_elements() or 0) * each.dtype.base_dtype.size for each in variables.values()
     )

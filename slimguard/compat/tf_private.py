@@ -56,7 +56,7 @@ def op_def_for_type(graph: tf.Graph, op_type: str) -> Any:
 
 
 def is_function(graph: tf.Graph, op_type: str) -> bool:
-    """Whether a type of op is a function of the graph's library, as those of a `Defun` are.
+    """Whether a type of op is a function of the graph's library, such as a `Defun`.
 
     `Graph._is_function`. The public `as_graph_def().library` copies the whole graph.
     """

@@ -9,7 +9,7 @@ How it works
 and notes their ranges. :func:`where_it_began` walks back from the values that the gate checks,
 along non-finite tensors, to where these began. The first non-finite tensor of the step need not be
 the cause: a mask of minus infinity is intended and harmless. :mod:`explain_step` puts the cause
-into a sentence, also that of a bad step whose tensors are all finite.
+  into a sentence, even if all tensors of the bad step are finite.
 """
 
 import functools
@@ -163,7 +163,7 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
     step = measured.step
     bad = [t for t in step.checked if measured.is_bad(t)]
     if not bad and some_value_was:
-        # Leave out constants: TensorFlow itself makes some of NaN, and they are harmless if no
+        # Leave out constants: TensorFlow itself makes NaN constants, which are harmless if no
         # checked tensor is bad.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad

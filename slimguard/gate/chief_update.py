@@ -59,7 +59,7 @@ def find_chief_updates(graph: tf.Graph, filled: Set[tf.Operation]) -> List[Chief
     """The unguarded updates that take gradients from the accumulators `filled`.
 
     Raises:
-      ValueError: if an update has no queue runner, or differs from those of TensorFlow's
+      ValueError: if an update has no queue runner, or is not the update of TensorFlow's
         `SyncReplicasOptimizer`.
     """
     if not has_token_queue(graph):

@@ -226,7 +226,7 @@ def largest_constant(tensor) -> Optional[float]:
 
 
 def _elements_of(op) -> Optional[np.ndarray]:
-    """The elements of a constant; the last one may stand for repeats. None if there are none."""
+    """The elements of a constant, perhaps without repeats of the last one; None if it is empty."""
     if op.type != 'Const':
         return None
     value = op.get_attr('value')

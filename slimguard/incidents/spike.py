@@ -1,4 +1,4 @@
-"""`Spike`: when a step's loss or gradient norm is far above those of the last good steps.
+"""`Spike`: when a step's loss or gradient norm is far above the last good steps' median.
 
 Imports no TensorFlow: the command line reads a spike without it.
 """

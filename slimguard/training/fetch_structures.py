@@ -51,7 +51,7 @@ _COMPOSITE = (tf.SparseTensor, tf.IndexedSlices, tf.RaggedTensor)
 
 
 def map_fetches(fetches, replace: Callable[[Any], Any]):
-    """`fetches` with each single fetch replaced; the values come in the same structure."""
+    """`fetches` with each single fetch replaced; a run returns values in the same structure."""
     structure = parts_of(fetches)
     if structure is not None:
         parts, make = structure

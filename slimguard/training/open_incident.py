@@ -39,7 +39,7 @@ class OpenIncident:
       incident: the newest version.
       gate, bad: as given, until it is closed.
       history: the last steps, this one included, if they are known.
-      is_spike: whether all values were finite, but far above those of the last good steps.
+      is_spike: whether all values were finite, but far above the last good steps' values.
       ruin: why finite weights count as ruined; '' if they do not, or if unknown.
       policy: the policy that takes it; None before the decision.
       acting: the log's name for what acts on it: 'on_nan', or a method of the user.

@@ -36,7 +36,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
         self._optimizer = opt
         self._averages = tf1.train.ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
-        # By the op name of a variable that of its average, and the other way round.
+        # Maps the op name of a variable to the op name of its average, and the other way round.
         self._swapped: Optional[Dict[str, str]] = None
 
     def compute_gradients(self, *args, **kwargs):

@@ -191,7 +191,7 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
     case, are stacked by one op and not converted.
 
     Args:
-      sums: the sums of squares; those of the gradients are used.
+      sums: the sums of squares, of which only the gradients' are used.
       home: where the vector is made.
       announced: the outcome that is fetched beside the row.
     """

@@ -140,7 +140,7 @@ class FirstStateRestorer(Restorer):
         self._version: Optional[int] = None  # the version of the graph at the last `save_first`
 
     def save_first(self, session) -> None:
-        """Copies each initialized variable once, before the first step that uses it."""
+        """Copies each initialized variable once, before the first step that finds it."""
         if session.graph.version == self._version:
             return
         variables = all_variables(session.graph)

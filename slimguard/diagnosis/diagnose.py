@@ -9,7 +9,7 @@ How it works
 and notes their ranges. :func:`where_it_began` walks back from the values that the gate checks,
 along non-finite tensors, to where these began. The first non-finite tensor of the step need not be
 the cause: a mask of minus infinity is intended and harmless. :mod:`explain_step` puts the cause
-  into a sentence, even if all tensors of the bad step are finite.
+into a sentence, even if all tensors of the bad step are finite.
 """
 
 import functools
@@ -240,7 +240,7 @@ def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:
 
 def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[Any, ...]:
     if measured.step.is_fed(tensor):
-        # The names in the user's graph, so that the order is the same in each copy of the step.
+        # By the names in the user's graph, so that the order is the same in each copy of the step.
         name, _, index = measured.step.name_of(tensor).rpartition(':')
         # Values from outside come before written ones.
         is_written = is_written_value(measured.step.type_of(tensor.op))

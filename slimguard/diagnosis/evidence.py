@@ -262,7 +262,7 @@ class Evidence:
             self._spent += self._clock() - began
 
     def close(self) -> None:
-        """Logs how many errors like the first of each kind were left out of the log."""
+        """Logs, for each kind of error, how many errors after the first are not in the log."""
         for what, count in self._failures.items():
             if count > 1:
                 log().error('%s: %d more not shown', what, count - 1)

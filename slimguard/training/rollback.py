@@ -202,7 +202,7 @@ class Rollbacks:
         if not job.takes_part:
             opened.note_reason(_NO_CHIEF)
             return False
-        # All processes then begin a new session with the restored state.
+        # All processes restore the state that the new session begins with.
         if job.is_chief:
             opened.note(restored=self._restorer.newest())
         if job.is_chief and opened.incident.restored is None:

@@ -295,7 +295,7 @@ def _times(name: str, value: float, usual: Level) -> str:
 
 # Scalars in TensorBoard, as often as the summaries of the training.
 
-# Whether summaries are due; the next call returns False until they are due again.
+# Whether summaries are due: True once, then False until they are due again.
 IsDue = Callable[[], bool]
 
 

@@ -24,7 +24,7 @@ NOT_KNOWN = (
     'slimguard.guard(train_op, loss=...) gives it a loss.'
 )
 
-# How many names of losses the name of their mean lists.
+# How many losses the name of their mean lists.
 _MOST_NAMES = 3
 
 

@@ -21,7 +21,7 @@ from slimguard.system import files, terminal
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Runs a command line, by default that of the process."""
+    """Runs a command line; by default the one that the process was started with."""
     made = parsers.make(slimguard.__version__)
     given = sys.argv[1:] if arguments is None else arguments
     ours, script = parsers.split(given, made.with_a_value)
@@ -54,7 +54,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             run.note_interrupt(error)
         raise
     finally:
-        if arguments is not None:  # else the process ends, and its exit handlers need the changes
+        if arguments is not None:  # else the exit handlers still need the changes
             lent.close()
 
 

@@ -52,8 +52,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
 
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step has changed
     nothing when this hook sees it. With any other train op the hook notices a bad loss only after
-    the update, as TensorFlow's `NanTensorHook` does; the incident says so. For a run without
-    a train op the hook fetches nothing.
+    the update, as TensorFlow's `NanTensorHook` does; the incident says so. In a run without a train
+    op the hook fetches nothing.
 
     In a session that saves checkpoints, the hook also does what `slimguard.train` does: the saver
     becomes a `FiniteSaver` with its own settings; the training resumes from the newest good
@@ -62,20 +62,20 @@ class NanLossHook(GateWatcher, NanTensorHook):
 
     Args:
       loss_tensor: the loss, a floating scalar Tensor.
-      fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
+      fail_on_nan_loss: what to do if `on_nan` is not given: True raises, False stops.
       on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
         `Incident` and returns any of these, or None to leave it to `fail_on_nan_loss`; or a list of
         these, of which the first that still applies takes the incident.
       max_loss: a larger loss is an incident, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it does not help against.
+        `slimguard.guard` says what this limit cannot prevent.
       logdir: the directory for the record of incidents (``slimguard/incidents.jsonl``), in which a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, made absolute here. Default:
         the logdir of `slimguard.train`, or the directory that the session saves to, if it has a
         `checkpoint_dir` or a `CheckpointSaverHook`; a log line names it. If you pass another
         directory, the hook uses yours, and a warning says so. Without any directory the hook keeps
         no record; the log says so at the first incident.
-      ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
-        if it is the chief, end the others as well.
+      ends_job: in a job of several processes, whether the others end, too, when this process raises
+        or stops, or when it is the chief and ends.
       capture: whether to keep the values that a bad step drew (its batch, its dropout masks), to
         look for the cause, and, if checkpoints are saved, to write a bundle.
       max_bundles: how many bundles there may be in the directory.
@@ -93,9 +93,9 @@ class NanLossHook(GateWatcher, NanTensorHook):
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
-        `max_loss` or `preemption_seconds`; before the first step also if a policy skips and the
-        train op has no gate, or rolls back and there is neither a `logdir` nor a directory that
-        the session saves to.
+        `max_loss` or `preemption_seconds`; before the first step, also if a policy skips but the
+        train op has no gate, or if it rolls back but there is neither a `logdir` nor a directory
+        that the session saves to.
       RuntimeError: if the loss is an eager tensor.
     """
 
@@ -132,5 +132,5 @@ class NanLossHook(GateWatcher, NanTensorHook):
         GateWatcher.__init__(self, on_nan, fail_on_nan_loss, loss_tensor, settings)
 
 
-# Else help() shows the docstring of TensorFlow's NanTensorHook.
+# Without this, help() shows the docstring of TensorFlow's NanTensorHook.
 NanLossHook.__init__.__doc__ = NanLossHook.__doc__

@@ -30,7 +30,7 @@ from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import TrainingSettings
 
 _slim = compat.import_slim().learning
-# Taken now: users may later replace the functions of `_slim` by those below.
+# Taken at import: users may later replace the functions of `_slim` by those below.
 _slim_create_train_op = _slim.create_train_op
 _slim_train = _slim.train
 
@@ -171,10 +171,10 @@ def train(
       ends, or KeyboardInterrupt is raised. It waits for the step no longer than
       `preemption_seconds`, and not at all after a second Ctrl-C. At a prompt or in a notebook,
       Ctrl-C never ends the process.
-    * Histogram summaries leave out values that are not finite; TensorFlow's own would end the
-      training.
+    * Histogram summaries leave out values that are not finite; in plain TensorFlow these would end
+      the training.
     * The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end
-      all, and a rollback takes all back to the newest finite checkpoint. If a process is gone for a
+      all, and a rollback takes all back to the newest finite checkpoint. If a process fails for a
       while (`AbortedError`, `UnavailableError`), the others begin a new session.
 
     Args:
@@ -189,17 +189,17 @@ def train(
         'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
         `NanLossHook`.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it does not help against.
+        `slimguard.guard` says what this limit cannot prevent.
       progress: whether to show a progress bar, if stderr is a terminal, or in a notebook. It needs
         the extra `progress`.
       capture: whether to keep the values that a bad step drew (its batch, its dropout masks), to
         look for the cause, and, in the chief, to write a bundle into ``logdir/slimguard``, if the
-        next checkpoint fits on the disk beside it. A good step takes hardly longer for it.
+        next checkpoint fits on the disk beside it. It hardly slows down good steps.
       max_bundles: how many bundles there may be in `logdir`.
-      ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
-        if it is the chief, end the others as well.
+      ends_job: in a job of several processes, whether the others end, too, when this process raises
+        or stops, or when it is the chief and ends.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C.
-        Choose less than the time that the sender of the signal gives the process.
+        Choose less time than the sender of the signal gives the process.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above that of the last
         good steps is a bad step, too, and writes nothing. True for its defaults. Default: none.
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
@@ -239,7 +239,7 @@ def train(
     train_op = slim_training.as_train_op(train_op)
     slim_training.require_trainable(train_op, graph, saver)
     hooks, watcher = with_watcher(hooks or (), on_nan, settings)
-    # Only slim's own step function, with its own arguments, can be replaced by a faster one.
+    # Only slim's own step function with its own arguments can be replaced by a faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)

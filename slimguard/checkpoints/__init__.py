@@ -8,7 +8,7 @@ The files:
     finite_saver.py       a Saver that reads a checkpoint back before it publishes it, or refuses
     step_turn.py          turns between the loop's steps and threads that save
     restorers.py          save and restore the checkpoints of a live session, or its first state
-    snapshots.py          states between checkpoints to go back to, and which of them is trusted
+    snapshots.py          states in memory to go back to, and which of them is trusted
     variables.py          the variables of a graph, their values, and how these are put back
     repair.py             makes the state file name the checkpoint that a restart resumes from
 """

@@ -13,13 +13,13 @@ import tensorflow as tf
 from slimguard.system import files
 
 # What a checkpoint `model.ckpt-8` consists of on disk: `.index` and `.data-...` in the format V2;
-# the name itself, or `-00000-of-00002`, in V1. `.meta` is the graph, which restoring does without.
+# the name itself, or `-00000-of-00002`, in V1. `.meta` is the graph; restoring does not need it.
 _INDEX = re.compile(r'(.+)\.index$')
 _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# The files that an interrupted save leaves; `_LEFTOVERS` has the checkpoint's own files as well.
+# The temporary files of an interrupted save; `_LEFTOVERS` adds the checkpoint's own files.
 _TEMPORARY = (
     '.index.tempstate*',
     '.data-*.tempstate*',
@@ -64,7 +64,7 @@ def look_at(path: str) -> Checkpoint:
 
 
 def files_of(path: str) -> List[str]:
-    """The files of a checkpoint, of any format, without its graph; empty if there is none."""
+    """The files of a checkpoint of any format, but not its graph; empty if it has no files."""
     return [
         name for name in _with_ends(path, _ENDS) if files.is_remote(name) or files.is_file(name)
     ]
@@ -84,7 +84,7 @@ def _remove_files(names: List[str]) -> None:
             else:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
         except (OSError, tf.errors.OpError):
-            continue  # removed already, or a folder of an object store, which goes with its files
+            continue  # removed already, or a folder of an object store: it vanishes with its files
 
 
 def reason_of(error: tf.errors.OpError) -> str:
@@ -93,7 +93,7 @@ def reason_of(error: tf.errors.OpError) -> str:
 
 
 def remove_temporary(path: str) -> None:
-    """Removes the temporary files of a failed save, which take room; keeps the checkpoint's own."""
+    """Removes the temporary files of a failed save, to free space; keeps the checkpoint itself."""
     _remove_files(_with_ends(path, _TEMPORARY))
 
 
@@ -124,7 +124,7 @@ def paths_in(folder: str) -> Iterator[str]:
         path = os.path.join(folder, prefix)
         shards = [n for n in names if re.match(re.escape(prefix) + r'-\d{5}-of-\d{5}$', n)]
         if prefix + '.index' not in there and prefix not in there and shards:
-            path += '-?????' + shards[0][len(prefix) + 6 :]  # V1 names its shards together
+            path += '-?????' + shards[0][len(prefix) + 6 :]  # one pattern names all shards of V1
         if prefix + '.index' in there or prefix in there or shards:
             yield path
 
@@ -140,9 +140,9 @@ def _with_ends(path: str, ends) -> List[str]:
     find, escape = glob.glob, glob.escape
     if files.is_remote(path):
         if not tf.io.gfile.isdir(folder):
-            return []  # its glob would raise
+            return []  # glob would raise there
         find, escape = tf.io.gfile.glob, str
-    shards = _SHARDS.search(name)  # V1 names all shards together by it
+    shards = _SHARDS.search(name)  # the pattern of all shards of V1
     end_of_name = shards.group() if shards else ''
     name = escape(name[: len(name) - len(end_of_name)]) + end_of_name
     return [file for end in ends for file in find(os.path.join(escape(folder), name) + end)]

@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 
 class UnreadableError(OSError):
-    """A checkpoint exists but cannot be read (rights, a failing disk): it may be good."""
+    """A checkpoint exists and may be good, but cannot be read (rights, a failing disk)."""
 
 
 class Inspection(NamedTuple):
@@ -70,7 +70,7 @@ def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
 
 
 def good_ones(paths: Sequence[str]) -> Iterator[str]:
-    """Yields the checkpoints that are whole and finite; it reads each one when its turn comes."""
+    """Yields the checkpoints that are whole and finite; reads each one only when asked for it."""
     return (path for path in paths if inspect(path).is_good)
 
 
@@ -78,7 +78,8 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     """All checkpoints in a directory, from the oldest to the newest; none of them is opened.
 
     Checkpoints in the state file keep its order, since copying a directory loses the times of
-    files. A checkpoint that it does not name counts as newer if both its time and its step are.
+    files. A checkpoint that it does not name counts as newer if its time and its step are both
+    larger.
     """
     logdir = files.as_path(logdir)
     try:
@@ -90,7 +91,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
 
 
 def checkpoints_beside(logdir: str, state: Optional[state_file.State]) -> List[Checkpoint]:
-    """As `checkpoints_in`, for a state file that was read; `state` is None if it names nothing."""
+    """As `checkpoints_in`, given the state file's contents; None if it names no checkpoint."""
     listed = [look_at(path) for path in (() if state is None else state.paths)]
     listed = [checkpoint for checkpoint in listed if checkpoint.size]
     known = {checkpoint.path for checkpoint in listed}
@@ -110,10 +111,10 @@ def _is_newer(checkpoint: Checkpoint, listed: List[Checkpoint]) -> bool:
 
 
 def inspect(path: str) -> Inspection:
-    """As `read`, for callers that pass over damaged checkpoints.
+    """As `read`, but tells a checkpoint that cannot be read from a damaged one.
 
     Raises:
-      UnreadableError: if the files cannot be read: the checkpoint may still be good.
+      UnreadableError: if the files cannot be read; the checkpoint may still be good.
     """
     inspection = read(path)
     if inspection.damage is not None:
@@ -122,7 +123,7 @@ def inspect(path: str) -> Inspection:
 
 
 def _require_readable(path: str) -> None:
-    """Raises UnreadableError for an unreadable file; TensorFlow's error may mean a bad checksum."""
+    """Raises UnreadableError if a file cannot be read; TensorFlow's error does not tell."""
     for name in checkpoint_files.files_of(path):
         try:
             with files.open_to_read(name) as file:
@@ -150,7 +151,8 @@ def read(path: str) -> Inspection:
     if files.exists(path + '.index') and not files.is_file(path + '.index'):
         return Inspection(step, '%s.index is no regular file' % path, ())  # a FIFO would block
     try:
-        # Not load_checkpoint: on a file system without directories it takes the prefix for one.
+        # Not load_checkpoint: on a file system without directories it takes the prefix for a
+        # directory.
         reader = tf1.train.NewCheckpointReader(path)
         for name in sorted(reader.get_variable_to_shape_map()):
             value = np.asarray(reader.get_tensor(name))
@@ -158,15 +160,15 @@ def read(path: str) -> Inspection:
                 step = int(value)
             if not is_finite(value):
                 non_finite.append(name)
-    except Exception as error:  # restoring would meet the same error
+    except Exception as error:  # restoring would fail in the same way
         return Inspection(step, str(error).partition('\n')[0] or type(error).__name__, ())
     return Inspection(step, None, tuple(non_finite))
 
 
 def is_finite(value: np.ndarray) -> bool:
     """Whether a value holds no NaN and no Inf; integers and strings are finite."""
-    if value.dtype.kind in 'biuSUO':  # dtypes that have neither
+    if value.dtype.kind in 'biuSUO':  # dtypes without NaN and Inf
         return True
-    if value.dtype.kind not in 'fc':  # bfloat16 and its like, unknown to numpy
+    if value.dtype.kind not in 'fc':  # bfloat16 and similar dtypes, unknown to numpy
         value = value.astype(np.float32)
     return bool(np.isfinite(value).all())

@@ -1,13 +1,14 @@
 """FiniteSaver: a `Saver` that refuses to save a checkpoint with a NaN or Inf.
 
-TensorFlow's `Saver` runs one op of the graph, which writes the files, and then its state file. In
-between the checkpoint is read from the disk, every byte and every float, and its files are removed
-if it is not good. The saver's graph and settings stay as they are, and so do its state file, its
-list and its clean-up.
+TensorFlow's `Saver` first runs an op that writes the checkpoint's files, and then writes the state
+file. In between, a FiniteSaver reads every byte of the checkpoint back from the disk, checks every
+float, and removes the files if one is bad. It does not change the Saver's graph, settings, state
+file, list or clean-up.
 
-After each restart a Saver saves a step a second time, and replaces the two files of a checkpoint. A
-kill between the two would leave a truncated checkpoint as the newest; or the new one may be
-refused. So a `Spare` keeps, and publishes, the old one under another name meanwhile.
+After each restart a Saver saves the same step again, and replaces the two files of that checkpoint.
+A kill between the two files would leave a broken checkpoint as the newest, and the new checkpoint
+may be refused. So a `Spare` keeps the old checkpoint under another name until the new one is
+published.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from slimguard.system.log import log
 
 # How many refused saves are remembered.
 _REMEMBERED = 100
-# How often to try a save while a gate may be undoing a NaN, and the seconds between two tries.
+# A save may meet a NaN that a gate is about to undo: how often to try, and the seconds in between.
 _TRIES, _PAUSE = 5, 0.05
 
 
@@ -59,7 +60,7 @@ class FiniteSaver(tf1.train.Saver):
     removed.
 
     Args:
-      var_list: what to save, as for a Saver; or the Saver to wrap, with all its settings.
+      var_list: what to save, as a Saver takes it; or the Saver to wrap, with all its settings.
       **settings: the other arguments of a Saver.
 
     Attributes:
@@ -68,7 +69,7 @@ class FiniteSaver(tf1.train.Saver):
       lock: held while a checkpoint is saved or restored, also by threads.
 
     Raises:
-      ValueError: for settings together with a Saver to wrap; and whenever a Saver raises it.
+      ValueError: if both settings and a Saver to wrap are given; or if the Saver raises it.
     """
 
     def __init__(self, var_list: Any = None, **settings):
@@ -122,12 +123,12 @@ class FiniteSaver(tf1.train.Saver):
         the folder can be moved.
 
         Args:
-          save_path: the prefix of the checkpoint: a str, bytes or `os.PathLike`. A relative one is
-            made absolute here: a later change of the working directory does not matter.
-          **: the others are explained in the documentation of `tf.compat.v1.train.Saver.save`.
+          save_path: the prefix of the checkpoint: a str, bytes or `os.PathLike`. A relative prefix
+            is made absolute here, so the working directory may change later.
+          **: for the other arguments see `tf.compat.v1.train.Saver.save`.
 
         Returns:
-          The prefix of the checkpoint, which begins like `save_path`; None if the save was refused.
+          The prefix of the checkpoint: `save_path`, then the step; None if the save was refused.
         """
         given = files.as_text(save_path, 'save_path')
         path = absolute_prefix(given)
@@ -148,11 +149,12 @@ class FiniteSaver(tf1.train.Saver):
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 is_saved = True
                 self._saved = saved
-                if session.written is not None:  # else a good checkpoint stays there
+                if session.written is not None:  # else nothing was written over the old one
                     _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:
-                # The list lacks saves with write_state=False, and is empty with max_to_keep=0.
+                # The list does not have saves with write_state=False, and is empty with
+                # max_to_keep=0.
                 newest = next(reversed(self.last_checkpoints), self._saved)
                 self.refused.append(_refused(refusal, path, newest, sess.graph))
                 del self.refused[:-_REMEMBERED]
@@ -186,7 +188,7 @@ class Spare:
     """Keeps a checkpoint under another name while a new one takes its place.
 
     Args:
-      saver: the saver, whose list of checkpoints goes into the state file.
+      saver: the saver; its list of checkpoints goes into the state file.
       logdir: the folder of the checkpoints.
       latest_filename: the name of the state file in it.
     """
@@ -198,10 +200,10 @@ class Spare:
         self._names: Optional[Tuple[str, str]] = None  # the checkpoint's own, and the spare's
 
     def make(self, path: str) -> bool:
-        """Keeps the checkpoint at `path`, if any; publishes the spare if that was the newest.
+        """Keeps the checkpoint at `path`, if any; if it was the newest, publishes the spare.
 
         Returns:
-          Whether a new checkpoint may replace it: False if it is good and cannot be kept.
+          Whether a new checkpoint may replace it: False if it is good and no spare could be made.
         """
         if self._names is not None or not checkpoint_files.files_of(path):
             return True
@@ -214,7 +216,7 @@ class Spare:
             checkpoint_files.link(path, spare)
             if newest == path:
                 self._publish(spare, path)
-        except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
+        except (OSError, tf.errors.OpError) as error:  # neither links nor space for a copy
             checkpoint_files.remove(spare)
             if not checkpoint_reader.read(path).is_good:
                 return True
@@ -224,7 +226,7 @@ class Spare:
         return True
 
     def drop(self, is_saved: bool) -> None:
-        """Removes the spare; if no good checkpoint `is_saved` in its place, first puts it back."""
+        """Removes the spare; first puts it back, unless a good checkpoint `is_saved` instead."""
         if self._names is None:
             return
         own, spare = self._names
@@ -235,7 +237,7 @@ class Spare:
                 checkpoint_files.link(spare, own)
             if is_published:
                 self._publish(own, own)
-        except (OSError, tf.errors.OpError) as error:  # a full disk; the spare stays, published
+        except (OSError, tf.errors.OpError) as error:  # a full disk; the spare stays
             log().warning('the copy %s of checkpoint %s stays: %s', spare, own, error)
             return
         checkpoint_files.remove(spare)
@@ -263,7 +265,7 @@ class SavingSession(SessionWrapper):
       spare: keeps the checkpoint that is replaced, if any.
 
     Attributes:
-      written: the prefix of the checkpoint that it writes; None if it writes none.
+      written: the prefix of the checkpoint that it wrote; None if it wrote none.
     """
 
     def __init__(self, session, saver: tf1.train.Saver, spare: Spare):
@@ -306,7 +308,7 @@ _published: Tuple[int, str] = (0, '')
 
 
 def last_published() -> Tuple[int, str]:
-    """How many checkpoints the FiniteSavers of this process have published, and the last one."""
+    """How many checkpoints this process's FiniteSavers have published; and the last of these."""
     return _published
 
 
@@ -316,14 +318,14 @@ def _note_published(prefix: str) -> None:
 
 
 def absolute_prefix(save_path: str) -> str:
-    """The absolute prefix of a checkpoint; a slash at its end stays."""
+    """The absolute prefix of a checkpoint; keeps a slash at the end."""
     path = files.as_path(save_path, 'save_path')
     return path + '/' if save_path.endswith('/') else path
 
 
 @contextlib.contextmanager
 def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
-    """Has a saver list absolute paths, and write them relative to the state file's folder."""
+    """Inside, a saver lists absolute paths, and writes them relative to the state file's folder."""
     listed = tf_private.checkpoints_and_times(saver)
     saver.set_last_checkpoints_with_time(
         [(absolute_prefix(path), written) for path, written in listed]
@@ -335,24 +337,24 @@ def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
 def offer_saver(
     graph: tf.Graph, saver: Optional[tf1.train.Saver] = None, is_built_later: bool = False
 ) -> tf1.train.Saver:
-    """The first saver of a graph, which TensorFlow's hooks use; adds one if there is none.
+    """The graph's first saver, which TensorFlow's hooks use; adds one if the graph has none.
 
     Args:
       saver: becomes the graph's saver if it has none; by default a new `FiniteSaver`.
-      is_built_later: whether the session that is being made builds a new saver, once all hooks have
-        begun: hooks may add variables.
+      is_built_later: whether the new session builds the saver only after all hooks have begun,
+        since hooks may add variables.
     """
     savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
     if not savers:
         with graph.as_default():
-            if saver is None and is_built_later:  # as a Scaffold makes its own
+            if saver is None and is_built_later:  # made as a Scaffold makes its own saver
                 saver = FiniteSaver(sharded=True, allow_empty=True, defer_build=True)
             savers.append(saver or FiniteSaver())
     return savers[0]
 
 
 def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
-    """Puts a `FiniteSaver` in the place of a graph's saver, where hooks find it; returns it."""
+    """Replaces a graph's saver by a `FiniteSaver`, so that hooks use it; returns it."""
     if isinstance(saver, FiniteSaver):
         return saver
     with graph.as_default():
@@ -391,7 +393,7 @@ def _refused(refusal: NotGood, save_path: str, newest: Optional[str], graph: tf.
 
 
 def _unguarded(names: Sequence[str], graph: tf.Graph) -> List[str]:
-    """The names of variables that no gate writes, so that no gate keeps them finite."""
+    """The names of variables that no gate keeps finite, since no gate writes them."""
     variables = {op.name: op for op in graph.get_operations() if op.type in graphs.VARIABLES}
     guarded = gates.variables_behind_gates(graph)
     return [name for name in names if name in variables and variables[name] not in guarded]

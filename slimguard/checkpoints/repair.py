@@ -2,7 +2,7 @@
 
 :func:`slimguard.train` repairs first, and resumes from the newest good checkpoint. Plain
 TensorFlow, a `MonitoredTrainingSession` with our hook included, goes by its state file. A repair
-changes that file alone: checkpoints that are not good leave its list and stay on disk.
+changes only this file: it drops bad checkpoints from the list, and leaves their files on disk.
 """
 
 import os
@@ -22,9 +22,9 @@ class Repair(NamedTuple):
     """The result of a repair.
 
     Attributes:
-      resumes_from: the checkpoint that a restart resumes from; None if it begins anew.
-      said: a sentence that says what was wrong; None if nothing was.
-      is_lost: whether checkpoints exist but no training can resume from any.
+      resumes_from: the checkpoint that a restart resumes from; None if it starts from step 0.
+      said: a sentence that says what was wrong; None if nothing was wrong.
+      is_lost: whether there are checkpoints, but none that a training can resume from.
     """
 
     resumes_from: Optional[str]
@@ -38,7 +38,7 @@ def repair(logdir: str) -> Repair:
     Raises:
       UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
       StateFileError: if TensorFlow would read another checkpoint from the new state file; the old
-        one is left as it was.
+        file is left as it was.
       OSError, tf.errors.OpError: if the state file cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
@@ -59,7 +59,7 @@ def repair(logdir: str) -> Repair:
 
 
 def resume_from_good(logdir: str) -> None:
-    """Repairs, so that a restart resumes from the newest good checkpoint; logs what was wrong.
+    """Repairs the state file for a restart from the newest good checkpoint; logs what was wrong.
 
     Raises:
       As `repair`.
@@ -95,7 +95,7 @@ def _resume_from(
 def _begin_anew(
     logdir: str, bad: List[str], state: Optional[State], damage: Optional[str]
 ) -> Repair:
-    """Puts the state file aside: it names nothing that can be resumed from."""
+    """Puts the state file aside, since no training can resume from what it names."""
     path = state_file.path_in(logdir)
     if not bad and state is None and damage is None:
         return Repair(None, None)
@@ -130,8 +130,8 @@ class Seen(NamedTuple):
 
     Attributes:
       repaired: a sentence on what was repaired; None if no repair was asked for.
-      checkpoints: each with what was found in it, from the oldest to the newest.
-      ours: how `slimguard.train` would restart; None if there is nothing to resume from.
+      checkpoints: each checkpoint with its `Inspection`, from the oldest to the newest.
+      ours: what a restart of `slimguard.train` does; None if there is nothing to resume from.
       plain: the same for plain TensorFlow.
     """
 
@@ -142,14 +142,14 @@ class Seen(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether both restarts resume from a good one; without any, if no repair was asked for."""
+        """Whether both restarts resume from a good checkpoint; without any, False once repaired."""
         if self.ours is None or self.plain is None:
             return self.repaired is None
         return self.ours.is_good and self.plain.is_good
 
 
 def look(logdir: str, repairs: bool = False) -> Seen:
-    """Opens all checkpoints in a logdir, after a repair if so asked.
+    """Opens all checkpoints in a logdir; if `repairs`, repairs the state file first.
 
     Raises:
       UnreadableError: if one of them cannot be read.

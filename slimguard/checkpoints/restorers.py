@@ -1,8 +1,8 @@
 """Save and restore the checkpoints of a live session, or its state before the first step.
 
-A rollback abandons the newest checkpoints. The state that it restored is then saved, under its own
-step, and a restart resumes from this checkpoint. So abandoned checkpoints are known by their order:
-they are older than a checkpoint of a smaller step.
+A rollback abandons the newest checkpoints. Then the restored state is saved under its own, smaller
+step, and a restart resumes from there. So a checkpoint is known to be abandoned if a newer
+checkpoint has a smaller step.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ class Restorer:
       global_step: the global step, in which their names end; by default the graph's.
 
     Attributes:
-      why_not_saved: why `save` returned None, if it did.
-      first: the name that `good` gives the state before the first step; None if a checkpoint holds
-        it.
+      why_not_saved: why the last `save` returned None.
+      first: the name that `good` yields for the state before the first step; None if that state is
+        in a checkpoint.
     """
 
     why_not_saved = 'a variable is not finite'
@@ -58,10 +58,10 @@ class Restorer:
             log().warning(_OF_ANOTHER, now, newest, saved)
 
     def before_step(self, session) -> None:
-        """Call it before each step: a restorer may have to note variables that a script built."""
+        """Call it before each step: a restorer may have to note newly built variables."""
 
     def complete(self, session, names: Collection[str]) -> None:
-        """Call it after the variables `names` went back to a snapshot: it may reset the others."""
+        """Call it once a snapshot restored the variables `names`: it may reset the others."""
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns its prefix; None if not published."""
@@ -72,7 +72,7 @@ class Restorer:
         return graphs.global_step(graph) if self._global_step is None else self._global_step
 
     def save_last(self, session) -> Optional[str]:
-        """As `save`, before the training ends. A restorer may save where no restart looks."""
+        """As `save`, when the training ends. Some restorers then save where no restart looks."""
         return self.save(session)
 
     def save_apart(self, session) -> Optional[str]:
@@ -90,7 +90,7 @@ class Restorer:
         return path
 
     def published(self) -> Optional[str]:
-        """The checkpoint that a restart resumes from, or None; it is not read."""
+        """The checkpoint that a restart resumes from, or None; does not open it."""
         there = checkpoint_reader.checkpoints_in(self.logdir)
         return there[-1].path if there else None
 
@@ -99,9 +99,9 @@ class Restorer:
         return next(self.good(), None)
 
     def good(self) -> Iterator[str]:
-        """The checkpoints that a rollback can restore; it reads each one when its turn comes.
+        """Yields the checkpoints that a rollback can restore; reads each one when asked for it.
 
-        The newest comes first; those that a rollback has abandoned are left out.
+        The newest comes first; abandoned checkpoints are left out.
         """
         paths = [each.path for each in reversed(checkpoint_reader.checkpoints_in(self.logdir))]
         return those_in_line(checkpoint_reader.good_ones(paths))
@@ -114,7 +114,7 @@ class Restorer:
         return self._saver
 
     def nobody_saves(self) -> ContextManager:
-        """While this is open, nothing saves: a save could remove a checkpoint before it is read."""
+        """Inside, nothing saves: a save could remove a checkpoint that is about to be read."""
         is_ours = isinstance(self._saver, FiniteSaver)
         return self._saver.lock if is_ours else contextlib.ExitStack()
 
@@ -125,7 +125,7 @@ _OF_ANOTHER = (
 )
 
 
-# The name that the record of incidents has for the state before the first step.
+# What the record of incidents calls the state before the first step.
 FIRST = 'the state before the first step'
 
 
@@ -137,10 +137,10 @@ class FirstStateRestorer(Restorer):
     def __init__(self):  # unlike the base class, takes no saver and no logdir
         self.logdir = 'the memory'
         self._values: Dict[str, np.ndarray] = {}
-        self._version: Optional[int] = None  # the graph's, at the last `save_first`
+        self._version: Optional[int] = None  # the version of the graph at the last `save_first`
 
     def save_first(self, session) -> None:
-        """Keeps the initialized variables, each as it is when a step first finds it."""
+        """Copies each initialized variable once, before the first step that finds it."""
         if session.graph.version == self._version:
             return
         variables = all_variables(session.graph)
@@ -160,7 +160,7 @@ class FirstStateRestorer(Restorer):
         return None
 
     def good(self) -> Iterator[str]:
-        """Yields `FIRST`, which stands for the state before the first step, if that is good."""
+        """Yields `FIRST`, for the state before the first step, if that state is finite."""
         if self._version is not None and all(
             map(checkpoint_reader.is_finite, self._values.values())
         ):
@@ -179,12 +179,12 @@ class FirstStateRestorer(Restorer):
 
 
 class RankRestorer(FirstStateRestorer):
-    """A `FirstStateRestorer` for one of several ranks: only one rank writes and reads checkpoints.
+    """A `FirstStateRestorer` for several ranks, of which only one writes and reads checkpoints.
 
     Args:
       saver: the training's own saver, or None.
-      directory: where this rank saves, so that a restart finds the state that it went back to; None
-        if it does not save.
+      directory: where this rank saves the restored state, for a restart; None if this rank does not
+        save.
     """
 
     def __init__(self, saver: Optional[tf1.train.Saver], directory: Optional[str]):
@@ -201,7 +201,7 @@ class RankRestorer(FirstStateRestorer):
 
 
 def those_in_line(good: Iterable[str]) -> Iterator[str]:
-    """Of good checkpoints, the newest first, yields those that no rollback has abandoned."""
+    """Takes good checkpoints, the newest first; yields those that no rollback has abandoned."""
     least: Optional[int] = None
     for path in good:
         step = step_in_name(path)

@@ -1,9 +1,8 @@
 """States of a training, to go back to between two checkpoints: :class:`Snapshots`.
 
-This module also decides which of them is trusted. A state may be finite and ruined already: the
-update that ruins the weights comes some steps before the first NaN. So a state is kept only if its
-loss is not far above earlier losses, and it is on probation until enough good steps have followed
-it.
+This module also decides which of them is trusted. A state may be finite and yet ruined: the update
+that ruins the weights comes some steps before the first NaN. So a state is kept only if its loss is
+not far above earlier losses, and it is on probation until enough good steps have followed it.
 """
 
 import collections
@@ -20,23 +19,23 @@ from slimguard.incidents.history import EXPLODED, FAR
 from slimguard.system import memory
 from slimguard.system.log import log
 
-# A state is trusted after this many good steps; the gap to the next state is at least as long.
+# A state is trusted after this many good steps. Two states are at least this many steps apart.
 PROBATION = 10
 # The gap to the next state is an eighth of the steps so far, and at most 200 steps.
 _SHARE, _MOST_STEPS = 8, 200
-# Reading this many bytes takes a step's time at most. For states N times as large the gap is N
+# Copying this many bytes takes no longer than a step. If a state is N times as large, the gap is N
 # times as long, but no longer than the number of steps so far.
 _BYTES = 32 << 20
 # A state counts as ruined, and is not kept, if its loss is more than 10 times the usual loss. A
-# loss that rises for another reason does not rise so far.
+# loss rarely rises that far for another reason.
 _RUIN_FACTOR = 10.0
 # The present weights count as ruined if the last losses are more than FAR times the usual loss. FAR
-# is larger, since no bad step is skipped once weights are ruined, and the losses of two competing
-# networks may rise tenfold. The loss of a state, and that of the first steps, is the median of 10
-# good steps: with few images in a batch any single loss may be small.
+# is larger than _RUIN_FACTOR: once weights are ruined no bad step is skipped, and the losses of two
+# competing networks may rise tenfold. The loss of a state, like the loss of the first steps, is the
+# median of 10 good steps: with few images in a batch any single loss may be small.
 _LOSSES = 10
 # The present loss is the median of the last 3 good steps. After 3 spikes in a row the weights are
-# to blame, not the batches.
+# taken for the cause, not the batches.
 _FEW = 3
 _OF_FEW = 'median loss of the last %d applied steps' % _FEW
 
@@ -58,18 +57,18 @@ class Snapshot(NamedTuple):
 
 
 class Losses:
-    """The absolute losses of good steps, and whether the last ones are those of ruined weights.
+    """The absolute losses of good steps, and whether the last losses show ruined weights.
 
     Weights may be finite and ruined: an explosion writes some updates before its first Inf. In the
-    first ten steps the usual loss is the first loss; then it is the largest median so far. A median
-    is taken as often as a state of a small model is kept.
+    first ten steps the usual loss is the first loss; then it is the largest median so far. A new
+    median is taken whenever a small model would keep a state.
     """
 
     def __init__(self) -> None:
         self._last: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._usual = self._limit = 0.0
         self._usual_is = ''  # which loss is the usual one, in words
-        self._good, self._due = 0, _LOSSES  # good steps so far, and at the next median
+        self._good, self._due = 0, _LOSSES  # good steps: so far, and at the next median
 
     def add(self, loss: Any) -> None:
         """Notes the loss of a good step; None if it is not known."""
@@ -88,28 +87,29 @@ class Losses:
         if is_usual:
             self._usual = median
             self._usual_is = 'the largest median of %d steps before' % _LOSSES
-        self._limit = FAR * self._usual or math.inf  # losses of 0 tell nothing
+        self._limit = FAR * self._usual or math.inf  # if the usual loss is 0, there is no limit
         self._due = self._good + steps_to_next(self._good, 0)
 
     def forget_last(self) -> None:
-        """Call it after a rollback: the last losses are not those of the restored weights."""
+        """Call it after a rollback: the last losses do not belong to the restored weights."""
         self._last.clear()
 
     @property
     def is_far_above(self) -> bool:
-        """Whether the loss is so far above the usual one that the state is no good."""
+        """Whether the loss is so far above the usual loss that the state counts as ruined."""
         if self._good <= _LOSSES or not self._last:
             return False
         return statistics.median(self._last) > _RUIN_FACTOR * self._usual > 0
 
     def ruin(self, is_last: bool = False, refused: Optional[float] = None) -> str:
-        """The end of a sentence: the losses that show ruined weights; '' if none does.
+        """The end of a sentence that names the losses that show ruined weights; '' if none do.
 
         Args:
-          is_last: whether the training ends here. Then one loss is enough: it may be the only high
-            loss of an explosion that is not Inf.
+          is_last: whether the training ends here. Then one high loss is enough: the next loss of an
+            explosion is often Inf.
           refused: the loss of the refused step that ends the training; None if its batch is at
-            fault. Only this loss is computed after the last update, so if it is finite, it decides.
+            fault. If it is finite, it alone decides, since only this loss is computed after the
+            last update.
         """
         few = 1 if is_last else _FEW
         if len(self._last) < few:
@@ -136,7 +136,7 @@ class Snapshots:
       most: as given; 0 once no more snapshots are kept.
       kept: the snapshots, the newest first; only the newest may be on probation.
       is_wanted: whether any snapshots were asked for; if not, nothing restores them.
-      good: how many good steps there were.
+      good: how many good steps there have been.
       losses: the losses of good steps; empty if `is_shared`.
     """
 
@@ -171,7 +171,7 @@ class Snapshots:
                 self._take(session)
 
     def step_was_spike(self) -> None:
-        """Notes a step that was refused because it was far out of bounds, though finite."""
+        """Notes a refused step that was finite, but far out of bounds."""
         if not self._is_shared:
             self._spikes += 1
 
@@ -184,8 +184,8 @@ class Snapshots:
     def trusted(self) -> Optional[Snapshot]:
         """The newest trusted snapshot, or None.
 
-        Soon after a rollback it is older than the snapshot that was restored. After a rollback to a
-        checkpoint there is none, since all snapshots are newer.
+        Soon after a rollback this is an older snapshot than the restored one; or None after a
+        rollback to a checkpoint, since all snapshots are newer than that checkpoint.
         """
         before = self._rolled_back_to or 0 if self.is_soon else self.good
         for each in self.kept:
@@ -205,7 +205,7 @@ class Snapshots:
         self.kept = []
 
     def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops the snapshots taken before a restart at `step`: up to the last of a later step."""
+        """At a restart at `step`, drops the last snapshot of a later step and all older ones."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
             self.kept = [each for each in self.kept if each.taken_at > max(later)]
@@ -229,7 +229,7 @@ class Snapshots:
         return next((each for each in self.kept if each.taken_at == self._rolled_back_to), None)
 
     def ruin(self) -> str:
-        """Why the weights are ruined now, though finite; '' if not, or if no rollback is wanted."""
+        """Why finite weights count as ruined; '' if they do not, or if no rollback is wanted."""
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
         losses = self.losses.ruin() if self.is_wanted else ''
@@ -259,7 +259,7 @@ class Snapshots:
 def one_too_many(taken_at: Sequence[int]) -> int:
     """The index of the state to drop: the one whose neighbours' ages have the smallest ratio.
 
-    So the ages of the states left grow as powers do. The oldest has the start of the training as a
+    So the ages of the kept states grow exponentially. The oldest has the start of the training as a
     neighbour. The newest two stay: one is on probation, and one is the newest that is trusted.
 
     Args:
@@ -271,7 +271,7 @@ def one_too_many(taken_at: Sequence[int]) -> int:
 
 
 def steps_to_next(good: int, size: int) -> int:
-    """How many good steps after a state the next one is kept.
+    """How many good steps after a state the next state is kept.
 
     Args:
       good: how many good steps there had been.
@@ -298,7 +298,7 @@ def _name_of(step: Optional[int], good: int) -> str:
 
 
 TAKEN_FOR_RUINED = 'the weights are taken for ruined'
-# In the reason of an incident after which the last state is saved apart, and not as the newest.
+# The reason of an incident has this if the last state is saved apart, and not as the newest.
 IS_RUINED = TAKEN_FOR_RUINED + ', though they are finite'
 _RUIN = ': the %s is %.4g; %s was %.4g'
 _SPIKES = 'the last %d steps were spikes, so the weights are taken for ruined'

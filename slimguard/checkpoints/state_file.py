@@ -19,12 +19,12 @@ import tensorflow.compat.v1 as tf1
 from slimguard.checkpoints.checkpoint_files import files_of
 from slimguard.system import files
 
-# While a FiniteSaver writes a checkpoint anew, the old one has this in its name.
+# While a FiniteSaver writes a checkpoint again, the old one has this in its name.
 SPARE = '.spare'
 
 
 class StateFileError(OSError):
-    """A state file cannot be read, says nothing useful, or cannot be written as it should."""
+    """A state file cannot be read, lists no checkpoints, or cannot be written as intended."""
 
 
 class State(NamedTuple):
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
     Attributes:
       newest: the checkpoint that is meant to be the newest.
-      paths: all that are listed, the oldest first, `newest` the last.
+      paths: all listed checkpoints, from the oldest to `newest`.
       as_read: the checkpoint that TensorFlow takes for the newest.
     """
 
@@ -67,7 +67,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
 
 
 def newest_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]:
-    """The checkpoint that the state file means as the newest; None if no state file names one."""
+    """The newest checkpoint by the state file; None if there is no file, or it names none."""
     try:
         state = read(logdir, latest_filename)
     except StateFileError:
@@ -79,11 +79,11 @@ def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint'
     """Makes the state file list `paths`, the newest last; replaces it atomically.
 
     Raises:
-      StateFileError: if TensorFlow would read something else from it; then it is not written.
+      StateFileError: if TensorFlow would read something else from the new file; the old file stays.
       OSError, tf.errors.OpError: if it cannot be written for another reason.
     """
     written = [_relative(logdir, path) for path in paths]
-    # With '/' for the folder, TensorFlow leaves the paths as they are.
+    # If the folder is '/', TensorFlow leaves the paths as they are.
     proto = tf1.train.generate_checkpoint_state_proto('/', written[-1], written)
 
     def require_intended(making: str) -> None:
@@ -108,14 +108,14 @@ def is_same(path: str, other: str) -> bool:
 
 
 def _parse(logdir: str, latest_filename: str):
-    """The proto in the state file, its paths made absolute by TensorFlow; None without a file."""
+    """The state file's proto, with paths made absolute by TensorFlow; None if there is no file."""
     path = path_in(logdir, latest_filename)
     try:
         files.open_to_read(path).close()  # a FIFO would block
         proto = _read_state(logdir, latest_filename)
     except (FileNotFoundError, NotADirectoryError, tf.errors.NotFoundError):
         return None
-    except Exception as error:  # its parser's errors differ by version
+    except Exception as error:  # the parser's errors differ between versions
         why = getattr(error, 'strerror', None) or getattr(error, 'message', error)
         raise StateFileError('%s cannot be read: %s' % (path, why)) from None
     if proto is None:
@@ -139,4 +139,4 @@ def _meant(logdir: str, path: str) -> str:
 def _relative(logdir: str, path: str) -> str:
     if is_same(os.path.dirname(path), logdir):
         return os.path.basename(path)
-    return path  # it is in another directory, which does not move with this one
+    return path  # a checkpoint in another directory does not move with this one

@@ -1,10 +1,10 @@
 """Steps and saves take turns: a thread that saves does so while no step is under way.
 
-A Supervisor saves from a thread of its own while the loop trains in another. A checkpoint that this
-thread writes between two steps is the state of one moment. The next step waits until it is written,
-as for a hook that saves.
+A Supervisor saves from a thread of its own while the loop trains in another. If this thread writes
+a checkpoint between two steps, all its variables are from the same step. The next step waits until
+the checkpoint is written, as it does for a hook that saves.
 
-If several threads train one graph, there is no such moment, and no thread takes turns.
+If several threads train one graph, a step is nearly always under way, so no thread takes turns.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ class StepTurn:
 
     A thread that wants the turn first takes a second lock, the place next in line, and keeps it
     until the turn is free. So neither a loop nor a thread that saves all the time keeps the other
-    waiting. The loop's own thread never waits to save, since nothing else trains meanwhile.
+    waiting. The loop's own thread never waits to save, since no other thread trains.
 
     Args:
-      patience: how long a save waits for the end of a step, in seconds; then it saves all the
-        same. None for as long as it takes.
+      patience: how long a save waits for the end of a step, in seconds, before it saves anyway;
+        None for no limit.
       is_taken: whether the thread that makes this object is the loop's.
     """
 
@@ -57,25 +57,25 @@ class StepTurn:
         return threading.get_ident() == self._trainer
 
     def is_taken_by_me(self) -> bool:
-        """Makes the current thread the loop's if none is; returns whether it is the loop's now."""
+        """Makes the current thread the loop's if no thread is; returns whether it is the loop's."""
         if self._trainer is None:
             self._trainer = threading.get_ident()
         return self.is_mine
 
     def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that runs `step` in its turn."""
+        """A function that runs `step` once it has the turn."""
         return functools.partial(self._step, step)
 
     def end_steps(self) -> None:
-        """Ends the turn of this thread, if it has one; the loop may have ended by any error."""
+        """Ends this thread's turn, if it has one; the loop may have ended with an error."""
         if self._owner == threading.get_ident():
             self._owner = None
-        with contextlib.suppress(RuntimeError):  # it is not, or no longer, this thread's
+        with contextlib.suppress(RuntimeError):  # this thread does not have the lock
             while True:
                 self._turn.release()
 
     def wait_for_savers(self) -> None:
-        """Ends the steps, and waits until no other thread saves."""
+        """Ends this thread's turn, and waits until no other thread saves."""
         self.end_steps()
         with self._next, self._turn:
             pass
@@ -94,7 +94,7 @@ class StepTurn:
 
     @contextlib.contextmanager
     def no_step(self) -> Iterator[None]:
-        """In its `with` block no other thread's step is under way, unless that takes too long."""
+        """Inside, no other thread is in a step, unless the wait for its end took too long."""
         me = threading.get_ident()
         if self.is_mine or me in (self._owner, self._saver):
             yield
@@ -107,7 +107,7 @@ class StepTurn:
             if has_turn:
                 self._owner, self._saver, is_next = me, None, False
                 self._next.release()
-            yield  # a save without the turn stays next in line, so that no new step begins
+            yield  # a save that did not get the turn stays next in line, so that no new step begins
         finally:
             if has_turn:
                 self.end_steps()
@@ -134,7 +134,7 @@ _impatient = _Impatient()
 
 @contextlib.contextmanager
 def in_midst_of_a_step() -> Iterator[None]:
-    """In its `with` block this thread saves without waiting for a step, which may never end."""
+    """Inside, this thread saves without waiting for the end of a step, which may never come."""
     before, _impatient.is_set = _impatient.is_set, True
     try:
         yield
@@ -148,11 +148,11 @@ def turn_of(graph: tf.Graph) -> Optional[StepTurn]:
 
 
 def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[..., Any]:
-    """A function that calls `run`, a run of a script, when it has the turn.
+    """A function that calls `run`, a script's `session.run`, once it has the turn.
 
     Args:
-      trains: whether the run trains. One that only writes counts as a step only in the loop's own
-        thread. In another thread neither the run nor its saves wait for a step: the step may be
+      trains: whether the run trains. A run that only writes counts as a step only in the loop's own
+        thread. In another thread, the run and its saves do not wait for a step: the step may be
         waiting for this thread, as for the next element of a queue, or may have called it.
     """
     turn = turn_of_this_loop(graph) if trains else turn_of(graph)
@@ -169,7 +169,7 @@ def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[
 
 
 def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:
-    """The `StepTurn` of a script's loop, whose thread calls this before each of its steps.
+    """The `StepTurn` of a script's loop; the loop's thread calls this before each step.
 
     None if another thread trains the graph as well.
     """
@@ -186,7 +186,7 @@ def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:
 
 
 def prepare_turn(graph: tf.Graph) -> None:
-    """Makes a script's loop take turns from its first step on; a thread beside it calls this."""
+    """Makes a script's loop take turns from its first step on; called by another thread."""
     with _making:
         _turn_of_a_script(graph)
 
@@ -201,7 +201,7 @@ def _turn_of_a_script(graph: tf.Graph) -> Optional[StepTurn]:
 
 @contextlib.contextmanager
 def taking_turns(graph: tf.Graph) -> Iterator[StepTurn]:
-    """While open, the loop of this thread trains a graph, and takes turns with savers."""
+    """Inside, this thread's loop trains a graph, and takes turns with savers."""
     before = turn_of(graph)
     turn = StepTurn()
     setattr(graph, _KEPT_AS, turn)

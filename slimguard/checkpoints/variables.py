@@ -40,9 +40,9 @@ class Unlisted(NamedTuple):
 
 
 def all_variables(graph: tf.Graph) -> Dict[str, Any]:
-    """The variables of a graph, by name, local ones too: TensorFlow's objects, or `Unlisted`.
+    """A graph's global and local variables, by name: TensorFlow's objects, or `Unlisted`.
 
-    The caller makes sure that no other thread reads or changes the graph meanwhile.
+    The caller makes sure that no other thread reads or changes the graph at the same time.
     """
     with graph.as_default():
         listed = tf1.global_variables() + tf1.local_variables()
@@ -85,14 +85,15 @@ def _one_by_one(session, variables: Dict[str, Any]) -> Iterator[Tuple[str, np.nd
 
 
 def assign(session, values: Iterable[Tuple[Any, np.ndarray]]) -> None:
-    """Puts values into variables, by their initializers: a graph may be finalized."""
-    # In a run each: two initializers may take the same tensor, which a run feeds with one value.
+    """Assigns values to variables by running their initializers: a graph may be finalized."""
+    # One run for each: two initializers may take the same tensor, and a run feeds it only one
+    # value.
     for variable, value in values:
         session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 
 def size_of(variables: Dict[str, Any]) -> int:
-    """The bytes of variables, as far as their shapes are known."""
+    """The size of variables in bytes, without variables of unknown shape."""
     return sum(
         (each.shape.num_elements() or 0) * each.dtype.base_dtype.size for each in variables.values()
     )

@@ -1,29 +1,29 @@
 """A job of several processes: each learns what happens to the others.
 
 TensorFlow's processes share variables on parameter servers, but do not know of each other. If one
-ends with an error, the others continue, or wait for its gradients for ever. If one restores a
-checkpoint, the others write gradients of weights that no longer exist. Here they agree, through the
-entries of a :class:`~slimguard.cluster.job_table.SharedTable`.
+ends with an error, the others continue, or wait forever for its gradients. If one restores a
+checkpoint, the others write gradients of weights that no longer exist. Here they coordinate through
+the entries of a :class:`~slimguard.cluster.job_table.SharedTable`.
 
 How it works
 ------------
 Training goes in *rounds*: a round begins when the chief has restored or initialized the variables,
-and lasts until it has to do so again. The chief *opens* a round once all other processes have left
-the one before, so nobody writes gradients of older weights. Each process reads the table five
-times a second, in a thread of its own, and asks its coordinator to stop if need be: with no error
+and lasts until the chief has to do so again. The chief *opens* a round once all other processes
+have left the one before, so nobody writes gradients of older weights. Each process has a thread
+that reads the table five times a second, and asks the coordinator to stop if need be: with no error
 if the job ended well, with a `NanLossError` if it ended for an incident, with an `AbortedError` if
-a new round begins. Both slim's loop and a `MonitoredSession` answer the latter with a new session,
-for which the chief restores the newest checkpoint.
+a new round begins. On an `AbortedError` both slim's loop and a `MonitoredSession` make a new
+session, and the chief restores the newest checkpoint.
 
 A process writes only its own entry, so two never write at once:
 
 * ``round``: the number of the round it takes part in, or None.
-* ``open``: whether others may join (the chief's).
-* ``rollbacks``: how often the job went back to a checkpoint (the chief's).
+* ``open``: whether others may join; only the chief's entry has it.
+* ``rollbacks``: how often the job went back to a checkpoint; only the chief's entry has it.
 * ``ends``, ``asks``: the number of the round in which it ended the job, or asks to go back;
   ``incident``: the reason for either, or None after a good end.
 * ``done``: the number of the round that it left for good.
-* ``beat``: a number that grows while it lives.
+* ``beat``: a number that grows as long as the process is alive.
 """
 
 import threading
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
     @property
     def is_chief(self) -> bool:
-        """Whether its name makes it the chief, by the rule of TensorFlow's own libraries."""
+        """Whether the process is the chief by its name, as TensorFlow's own libraries decide it."""
         device = tf1.DeviceSpec.from_string(self.worker)
         return device.job in ('chief', 'master') or (device.job == 'worker' and device.task == 0)
 
@@ -138,18 +138,18 @@ class Watch:
                     if not self.left.is_set():
                         self._look()
                 except GONE:
-                    pass  # the process that holds the table is gone; the step will fail, too
+                    pass  # the process with the table has ended; the step will fail, too
 
     def _look(self) -> None:
         entries = self._entry.beat()
         self._look_at(entries)
-        # A worker that is done sends no more gradients; a step may be waiting for these.
+        # A worker that is done sends no more gradients, and a step may be waiting for them.
         is_deserted = any(entry.get('done') == self._entry.round for entry in entries.values())
         if self._replicas and (self._hurries or is_deserted or self._has_failed()):
             self._replicas.release()
 
     def _has_failed(self) -> bool:
-        """Whether a thread failed; if it was to hand out tokens, a step waits for ever."""
+        """Whether a thread failed. If it was the one that hands out tokens, steps wait forever."""
         try:
             self.check()
         except Exception:
@@ -162,7 +162,7 @@ class Watch:
             return
         for who, entry in entries.items():
             if who != self._entry.number and entry.get('ends') == self._entry.round:
-                if self._chief is not None:  # the chief repeats it, for processes that come late
+                if self._chief is not None:  # for processes that join late
                     self._entry.tell(ends=self._entry.round, incident=entry['incident'])
                 return self._hurry(error_of(entry['incident']))
             if self._chief is not None and entry.get('asks') == self._entry.round:
@@ -172,7 +172,7 @@ class Watch:
             self._hurry(aborted('the chief begins a new round'))
 
     def _hurry(self, error: Optional[Exception]) -> None:
-        # A step may be waiting for a peer that has ended; `_look` then gives it a token.
+        # A step may be waiting for a process that has ended; `_look` then gives it a token.
         self._hurries = True
         stop(self.coordinator, error)
 
@@ -225,9 +225,9 @@ class Job:
           session: the new session.
           coordinator: its coordinator, which is asked to stop when the round or the job is over.
           prepare: called with the session by the chief, before anybody trains.
-          is_done: called with the session by a process that comes after the end of the job; returns
-            whether the training is complete.
-          before_leaving: called with the session once no step follows in it, while it is open.
+          is_done: called with the session by a process that joins after the job ended; returns
+            whether all steps are done.
+          before_leaving: called with the open session after its last step.
 
         Raises:
           tf.errors.AbortedError: a new session has to follow; the coordinator was asked to stop.
@@ -254,7 +254,7 @@ class Job:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this process is in a round; in none if the chief trains without slimguard."""
+        """Whether this process is in a round; False if the chief trains without slimguard."""
         return self._entry.round is not None
 
     @property
@@ -273,7 +273,7 @@ class Job:
         return self._chief is not None and self._chief.rolls_back
 
     def end(self, incident: Optional[Incident] = None) -> None:
-        """Ends the job for all processes: for an incident, or because it is done."""
+        """Ends the job for all processes: for an incident, or because all steps are done."""
         self._entry.tell(
             ends=self._entry.round, incident=None if incident is None else incident.to_dict()
         )

@@ -1,8 +1,8 @@
 """The shared table of a job, on a parameter server, and the entry of this process in it.
 
-It is read and written through a small graph and a session of its own, so the graph and the session
-of a training know nothing of it, and a thread can use it while a step waits. The table lives as
-long as the process that holds it: if that is killed, the table is empty again.
+The table has a small graph and a session of its own. So a training's graph and session stay as they
+are, and a thread can use the table while a step waits. If the process that holds the table is
+killed, the table is empty again.
 """
 
 import json
@@ -18,12 +18,12 @@ from slimguard.system.log import log
 
 # Seconds between two reads of the shared table.
 PAUSE = 0.2
-# How long an answer may take, in milliseconds; a process that is gone never answers.
+# How long an answer may take, in milliseconds; a process that has ended never answers.
 _PATIENCE = 3000
 # How often a process logs that it waits, in seconds.
 _REMINDER = 30.0
 
-# The errors of a call to a process that is gone, or was started anew.
+# The errors of a call to a process that has ended or restarted.
 GONE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -42,14 +42,14 @@ class SharedTable:
     """The entries of a job's processes, by the number of the process. Threads may share it.
 
     All methods raise a `tf.errors.OpError` if the process that holds the table does not answer;
-    they may be tried again.
+    the call may be repeated.
 
     Args:
       target: the session target of a server of the job.
       device: where the table is, such as ``'/job:ps/task:0'``.
 
     Attributes:
-      graph: the table's graph. Other ops for the session to run may be added before its first use.
+      graph: the table's graph. Before the first use, callers may add other ops to it.
     """
 
     def __init__(self, target: str, device: str):
@@ -106,7 +106,7 @@ class SharedTable:
                 try:
                     session.close()
                 except tf.errors.OpError:
-                    pass  # the server forgot the session, or is gone
+                    pass  # the server has restarted or ended
 
     def _feeds(self, who: int, entry: Entry) -> dict:
         return {self._who: [who], self._text: [json.dumps(entry)]}
@@ -164,14 +164,14 @@ class OwnEntry:
             log().error('the other processes could not be told: %s', error)
 
     def beat(self) -> Dict[int, Entry]:
-        """Shows that this process lives; returns the entries of all. Raises as `write` does."""
+        """Shows that this process is alive; returns all entries. Raises as `write` does."""
         with self.lock:
             self._entry['beat'] += 1
             return self.table.exchange(self.number, self._entry)
 
 
 def new_number() -> int:
-    """A random number for a process or a round; no other has the same."""
+    """A random, unique number for a process or a round."""
     return random.SystemRandom().randrange(1, 2**53)
 
 

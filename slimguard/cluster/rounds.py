@@ -28,7 +28,7 @@ from slimguard.system.log import log
 
 # A process whose entry does not change for this many seconds counts as dead.
 _SILENCE = 6.0
-# How long to wait for a chief, in seconds: for the first, or for the next after a job has ended.
+# How long to wait for the first chief, or for another chief once a job has ended, in seconds.
 _NO_CHIEF = 120.0
 
 _NO_CHIEF_SEEN = (
@@ -60,7 +60,7 @@ class Chief:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether an incident began a round that is not open yet: the job is rolling back."""
+        """Whether the job is rolling back: an incident began a round that is not open yet."""
         return self._has_begun and self.rolled_back_for is not None
 
     def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:
@@ -81,7 +81,7 @@ class Chief:
         insist(self._announce)
 
     def begin_round(self, incident: Optional[Incident]) -> None:
-        """Begins a round: tells the others to leave the one before."""
+        """Begins a round: tells the others to leave the previous round."""
         with self._entry.lock:
             new, rollbacks = new_number(), self.rollbacks + (incident is not None)
             self._entry.write(round=new, open=False, rollbacks=rollbacks, ends=None, incident=None)
@@ -103,7 +103,7 @@ class Chief:
         if restarts and not self._is_clear:
             self._begin_anew(session)
         try:
-            self._entry.write(open=False)  # the entry stays, to show others a new round
+            self._entry.write(open=False)  # the entry stays, so that others see the new round
         except tf.errors.OpError:
             pass  # the table is gone, and the entry with it
 
@@ -131,7 +131,7 @@ class Chief:
         return {w: e for w, e in entries.items() if w != CHIEF and e['round'] is not None}
 
     def _wait_for_others(self) -> None:
-        """Waits until all others have left, or are dead."""
+        """Waits until all other processes have left the round or are dead."""
         beats: Dict[int, Tuple[int, float]] = {}
         reminder = Reminder()
         while True:
@@ -152,7 +152,7 @@ class Chief:
 def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> List[int]:
     """The processes whose entries have not changed for `_SILENCE` seconds.
 
-    `beats` holds the last beat of each process, and when it was seen. This function updates it.
+    `beats` has each process's last beat, and when this process read it. This function updates it.
     """
     now, silent = time.monotonic(), []
     for who, entry in others.items():
@@ -177,7 +177,7 @@ class Follower:
         self._asked_in: Optional[int] = None
 
     def join(self, coordinator: Any, is_done: Callable[[], bool]) -> bool:
-        """Waits for an open round and joins it. False if there is none to join."""
+        """Waits for an open round and joins it. Returns False if no round is open."""
         started, reminder = time.monotonic(), Reminder()
         was_there = self._entry.round is not None
         while not coordinator.should_stop():

@@ -15,7 +15,7 @@ _GRACE = 2.0
 
 # The errors after which a process of a job begins a new session.
 NEW_SESSION = (tf.errors.AbortedError, tf.errors.UnavailableError)
-# The errors that a coordinator may raise in their place, once a session's threads have ended.
+# The errors that a coordinator may raise instead, once a session's threads have ended.
 _RESTARTING = (*NEW_SESSION, tf.errors.CancelledError)
 
 
@@ -30,12 +30,12 @@ def aborted(why: str) -> tf.errors.AbortedError:
 
 
 def error_of(incident: Optional[Dict[str, Any]]) -> Optional[NanLossError]:
-    """The error that a training ends with for an incident (a dict); None for a good end."""
+    """The error that ends a training for an incident (a dict); None for a good end."""
     return None if incident is None else NanLossError(Incident.from_dict(incident))
 
 
 def stop(coordinator: Any, error: Optional[Exception]) -> None:
-    """Asks a coordinator to stop: with an error, or because all is done."""
+    """Asks a coordinator to stop: with an error, or because all steps are done."""
     if error is None:
         coordinator.request_stop()
         return
@@ -56,10 +56,10 @@ def call_when_joined(
 
     Args:
       session: the coordinator's session.
-      coordinator: the coordinator, whose `join` is replaced.
+      coordinator: the coordinator; its `join` method is replaced.
       before: called first, while the session is open.
-      leave: called, perhaps twice, with whether a new session follows.
-      closes_session: whether to close the session if threads do not end by themselves.
+      leave: called with a bool: whether a new session follows. It may be called twice.
+      closes_session: whether to close the session if its threads do not end by themselves.
     """
 
     def join(*args, **kwargs):
@@ -84,7 +84,7 @@ def call_when_joined(
 
 
 def _close_in_time(session, joined: threading.Event) -> None:
-    """Closes a session, to end the threads that wait in it, but not while one may be saving."""
+    """Closes a session to end the threads that wait in it, but not while one may be saving."""
     if joined.wait(_GRACE):
         return
     while any(isinstance(thread, tf1.train.LooperThread) for thread in threading.enumerate()):

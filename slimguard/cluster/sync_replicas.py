@@ -32,7 +32,7 @@ _ACCUMULATORS = {
         'ResourceAccumulatorTakeGradient',
     ),
 }
-# How often to look for gradients: a process that was just killed may still add some.
+# How many times to clear gradients: a process that was just killed may still add some.
 _MOST = 100
 
 
@@ -85,9 +85,9 @@ class Replicas:
         return any(self._table.run(self._counts))
 
     def clear(self) -> None:
-        """Throws gradients and tokens away. No process may be taking gradients meanwhile.
+        """Discards gradients and tokens. No process may take gradients at the same time.
 
-        The optimizer has to be initialized next, which tells the accumulators the global step.
+        Next, run the optimizer's initializer, which sets the accumulators' global step.
         """
         for _ in range(_MOST):
             counts = self._table.run(self._counts)
@@ -126,6 +126,6 @@ def _same(op: tf.Operation) -> tf.Operation:
     """An op of the present graph that returns the same shared resource as `op` of another graph."""
     node = tf1.NodeDef()
     node.CopyFrom(op.node_def)
-    node.attr.pop('_class', None)  # it names ops of the other graph
+    node.attr.pop('_class', None)  # this attribute names ops of the other graph
     graph = tf1.GraphDef(node=[node])
     return tf1.import_graph_def(graph, name='', return_elements=[op.name])[0]

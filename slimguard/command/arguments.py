@@ -1,4 +1,4 @@
-"""Reads the values of options, and checks what a command needs, or says what is wrong.
+"""Reads the values of options, and checks that a command has what it needs.
 
 The readers of options raise `argparse.ArgumentTypeError`: argparse puts the option's name before
 the message. The checks of a logdir and of TensorFlow end the command.
@@ -28,7 +28,7 @@ def _as_misfit() -> Iterator[None]:
 
 
 def policy(text: str) -> str:
-    """The text of a fallback chain, such as ``skip:5,raise``, after a check that it is one."""
+    """Checks the text of a fallback chain, such as ``skip:5,raise``, and returns it."""
     with _as_misfit():
         policy_language.parse_chain(text)
     return text
@@ -93,7 +93,7 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
 
 
 def _near(path: str) -> str:
-    """The end of an error about a missing folder: what may be meant, or what names logdirs."""
+    """The end of an error about a missing folder: a similar name, or how to find logdirs."""
     parent = os.path.dirname(path)
     if os.path.isfile(path) and logdirs.what_is_missing(logdirs.meant_by(parent)) is None:
         return '; did you mean %r?' % logdirs.meant_by(parent)
@@ -110,11 +110,11 @@ _BUNDLE = 'incident.json'  # the file that makes a folder a bundle
 
 
 def find_tensorflow(as_json: bool = False, besides: str = '') -> None:
-    """Looks for TensorFlow, imports nothing; ends the command with a sentence if there is none.
+    """Looks for TensorFlow without importing it; ends the command if it is not installed.
 
     Args:
-      as_json: whether the sentence goes into a JSON document.
-      besides: the end of the sentence.
+      as_json: whether the error goes into a JSON document.
+      besides: the end of the error's sentence.
     """
     try:
         compat.require_tensorflow()
@@ -123,7 +123,7 @@ def find_tensorflow(as_json: bool = False, besides: str = '') -> None:
 
 
 def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
-    """Imports TensorFlow; ends the command with a sentence if that is not possible."""
+    """Imports TensorFlow; ends the command with a sentence if the import fails."""
     find_tensorflow(as_json, besides)
     try:
         with _without_stderr():
@@ -140,7 +140,7 @@ def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
 def _without_stderr() -> Iterator[None]:
     """Drops the lines that TensorFlow's libraries print when they are loaded.
 
-    No environment variable silences all of them. An import that fails still raises its error.
+    No environment variable silences all of these lines. A failing import still raises its error.
     """
     try:
         stderr = os.dup(2)

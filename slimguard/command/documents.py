@@ -22,7 +22,7 @@ def print_document(document: Dict[str, Any]) -> None:
 
 
 def refuse(why: str, as_json: bool = False, exit_code: int = CANNOT_KNOW) -> NoReturn:
-    """Ends the command with a sentence, on stderr, or in a document on stdout."""
+    """Ends the command with a sentence on stderr, or in a JSON document on stdout."""
     if as_json:
         print_document({'error': why})
     else:

@@ -15,7 +15,7 @@ _RUN_USAGE = (
 )
 # Options that no other program is likely to have.
 _OUR_WORDS = frozenset(['--on_nan', '--spike', '--tf1'])
-# Options that a script may have as well, but hardly together with one of _OUR_WORDS.
+# Options that a script may have too, but hardly together with one of _OUR_WORDS.
 _BESIDE = frozenset(['--max_loss', '--max_bundles', '--preemption_seconds', '--capture'])
 _EXAMPLES = """examples:
   slimguard run --on_nan=skip train.py --batch_size=32    options of the script come after it
@@ -51,13 +51,13 @@ class Parsers(NamedTuple):
         return self.by_command['run']
 
     def parse(self, ours: Sequence[str]) -> argparse.Namespace:
-        """Reads our part of a command line, as `split` returns it; on an error shows the usage."""
+        """Reads our part of a command line, as `split` returns it; shows the usage on an error."""
         command = next((each for each in ours if not each.startswith('-')), None)
         if command is not None and command not in self.by_command:
             self.all.error(_no_command(command, self.by_command))
         parser = self.all if command is None else self.by_command[command]
         names = re.findall('--[a-z]\\w*', parser.format_help())
-        # Before argparse, which would name a missing LOGDIR instead.
+        # Checked before argparse, which would complain of a missing LOGDIR instead.
         given = (each for each in itertools.takewhile('--'.__ne__, ours) if each[:2] == '--')
         unknown = [each for each in given if not any(n.startswith(_name_of(each)) for n in names)]
         options = argparse.Namespace()
@@ -124,7 +124,7 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
 def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     """The script's arguments that look as if they were meant for `run`.
 
-    These are options that `run` was not given itself, and that scripts seldom have.
+    These are options that `run` itself did not get, and that scripts seldom have.
     """
     own = {_name_of(argument) for argument in ours}
     theirs = list(script[1:])
@@ -135,7 +135,7 @@ def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
 
 
 def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Ends with the parser's error if there is no such script."""
+    """Ends the command with a usage error if there is no such script."""
     if not script or script == ['-m']:
         parser.error('name a script to run, or a module after -m')
     if script[0] == '-m' or os.path.isfile(script[0]):
@@ -147,7 +147,7 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 
 
 def _no_command(given: str, commands: Iterable[str]) -> str:
-    """The error for an unknown command, with the one that may be meant."""
+    """The error for an unknown command; it suggests the most similar one."""
     if os.path.exists(given) and not difflib.get_close_matches(given, commands):
         return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
     near = difflib.get_close_matches(given, commands, 1)

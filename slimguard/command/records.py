@@ -5,7 +5,8 @@ The JSON document has
 * `logdir` and `record`, two paths;
 * `unreadable_lines`, how many lines of the record are no incident;
 * `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions` (how often
-  each was taken), and `not_examined` (how many were not examined, and only share the symptom);
+  each was taken), and `not_examined` (how many incidents were not examined, and only look the
+  same);
 * `incidents`, the oldest first, each with its `number` in the log and on the page, and the
   attributes of `slimguard.Incident`.
 """
@@ -23,7 +24,7 @@ from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
 NO_RECORD_CODE = 1
-# No reader wants more lines, and a damaged record may have thousands.
+# More lines help no reader, and a damaged record may have thousands.
 _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
 
@@ -98,7 +99,7 @@ def _print_groups(record: Record) -> None:
 
 
 def _lines_of(group: Group) -> List[str]:
-    """A group as lines: how often and when, then the cause and facts of its first incident."""
+    """A group as lines: how many incidents and when, then the first one's cause and facts."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
     if group.not_examined:

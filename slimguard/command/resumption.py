@@ -24,7 +24,7 @@ from slimguard.command.documents import print_document, refuse
 from slimguard.incidents import record_file
 from slimguard.system import terminal
 
-if TYPE_CHECKING:  # it imports TensorFlow
+if TYPE_CHECKING:  # this module imports TensorFlow
     from slimguard.checkpoints.checkpoint_files import Checkpoint
     from slimguard.checkpoints.checkpoint_reader import Inspection
     from slimguard.checkpoints.repair import Fate, Seen
@@ -43,7 +43,7 @@ def checkpoints(options: argparse.Namespace) -> None:
     except (OSError, tf.errors.OpError) as error:
         why = '%s: %s' % (options.folder, getattr(error, 'message', error))
         refuse(why, options.json)
-    # Outside the try: an error of stdout is no fault of the logdir.
+    # Outside the try: an error of stdout says nothing about the logdir.
     if options.json:
         print_document(_document(options.folder, seen))
     else:

@@ -13,12 +13,12 @@ Example::
 
 The files:
 
-    repairs.py      revive(): puts back what tf-slim needs; import_slim(): imports the TF-Slim here
+    repairs.py      revive(): puts back what tf-slim needs; import_slim(): imports TF-Slim
     inventory.py    report(): what is installed, put back and missing
     tf_private.py   every private name of TensorFlow that slimguard takes, and why
-    tf_callers.py   the same for variables that are read from the frames of TensorFlow's functions
+    tf_callers.py   reads variables from the frames of TensorFlow's functions
 
-`tf_private` and `tf_callers` import TensorFlow; the others do so only where they are called.
+`tf_private` and `tf_callers` import TensorFlow; the others import it only inside functions.
 """
 
 from slimguard.compat.inventory import Report, report

@@ -21,7 +21,7 @@ from slimguard.compat.repairs import (
     source_of,
 )
 
-# TensorFlow's package goes by many names; the first that is installed counts.
+# TensorFlow's package has many names; the first that is installed counts.
 _TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()
 
 
@@ -71,7 +71,7 @@ def report() -> Report:
 
 
 def _missing_slim_itself() -> List[Missing]:
-    """tf-slim, if it is missing, where TensorFlow and its `tf.contrib.slim` cannot be imported."""
+    """tf-slim, if it is missing; used where TensorFlow cannot be imported."""
     return [] if find_spec('tf_slim') else [NO_SLIM]
 
 
@@ -89,7 +89,7 @@ def _missing_layers() -> List[Missing]:
 
 
 def version_of(name: str) -> Optional[str]:
-    """The version of a package that pip has installed; None without it."""
+    """The version of a package that pip has installed; None if it is not installed."""
     try:
         if sys.version_info >= (3, 8):
             from importlib import metadata
@@ -101,7 +101,7 @@ def version_of(name: str) -> Optional[str]:
 
 
 def _reinstall() -> str:
-    """The command that installs the present TensorFlow anew, with what it needs."""
+    """The command that reinstalls the present TensorFlow with its dependencies."""
     name = next((each for each in _TENSORFLOWS if version_of(each) is not None), None)
     if name is None:
         return INSTALL_TENSORFLOW

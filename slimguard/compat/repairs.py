@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
     module: str  # where tf-slim looks for it
     name: str
-    # TensorFlow's public name; or Keras modules: the first installed one counts.
+    # TensorFlow's public name; or Keras modules, of which the first installed one counts.
     home: Union[str, Tuple[str, ...]]
 
     @property
@@ -67,11 +67,11 @@ TABLE = (
     Row(_SCOPE, 'resource_variables_enabled', 'tf.compat.v1.resource_variables_enabled'),
     Row(_SCOPE, 'variable', 'tf.compat.v1.Variable'),
     Row('tensorflow.python.ops.variables', 'VariableV1', 'tf.compat.v1.Variable'),
-    # TensorFlow 2.16 and later look for tf.compat.v1.layers in Keras 3, which has none.
+    # TensorFlow 2.16 and later look for tf.compat.v1.layers in Keras 3, which does not have them.
     Row('tensorflow.compat.v1', 'layers', LAYERS),
 )
 
-# The rows that were put back in this process so far.
+# The rows whose names were put back in this process so far.
 put_back_rows: List[Row] = []
 
 
@@ -98,8 +98,8 @@ def require_tensorflow() -> None:
 def revive() -> Tuple[Repair, ...]:
     """Puts back the names that tf-slim uses and the installed TensorFlow lacks.
 
-    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: existing names, be they
-    TensorFlow's own or put back before, are left alone.
+    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: it changes no name that
+    exists already.
 
     Returns:
       All repairs made in this process so far.
@@ -116,7 +116,7 @@ def revive() -> Tuple[Repair, ...]:
 
 
 def on_tensorflow_import() -> None:
-    """Puts the names back now if TensorFlow is imported already, else just after its import.
+    """Puts the names back now if TensorFlow is imported, else right after its import.
 
     Imports no TensorFlow itself, so that ``import slimguard`` stays quick.
     """
@@ -127,7 +127,7 @@ def on_tensorflow_import() -> None:
 
 
 class TensorFlowWatcher:
-    """A finder for ``sys.meta_path``: finds TensorFlow as the others do, and has it revived."""
+    """A finder for ``sys.meta_path``: calls `revive` when TensorFlow has been imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != 'tensorflow':
@@ -145,7 +145,7 @@ def _revive_after(loader: Any) -> None:
     """Has TensorFlow's own loader put the names back once it has imported TensorFlow."""
 
     def exec_module(module: Any) -> None:
-        del loader.exec_module  # its class has the original
+        del loader.exec_module  # uncovers the method of its class
         loader.exec_module(module)
         revive()
 
@@ -197,8 +197,8 @@ def _loader_name(row: Row, module: types.ModuleType) -> str:
 
 
 def _leads_nowhere(value: Any) -> bool:
-    """Whether this is a lazy loader whose module is not installed; does not make it load."""
-    # Internal, without a public name: only its type tells a lazy loader from what it loads.
+    """Whether this is a lazy loader whose module is not installed; loads nothing."""
+    # No public name: only the type tells a lazy loader from the module that it loads.
     lazy_loader = importlib.import_module('tensorflow.python.util.lazy_loader')
     if not isinstance(value, lazy_loader.LazyLoader):
         return False
@@ -271,7 +271,7 @@ def import_slim() -> types.ModuleType:
 
 
 def _slim_name() -> Optional[str]:
-    """The name of the module that is TF-Slim here; None if there is none."""
+    """The name of the installed TF-Slim module; None if there is none."""
     if find_spec('tf_slim'):
         return 'tf_slim'
     return 'tensorflow.contrib.slim' if tensorflow_version().startswith('1.') else None
@@ -291,11 +291,11 @@ def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:
     return learning._USE_GLOBAL_STEP, learning._USE_DEFAULT
 
 
-# Modules and names by their full names; no more is imported than necessary.
+# Modules and names by their full names; these functions import only what they must.
 
 
 def find_spec(package: str) -> Any:
-    """The spec of a top-level package; None if there is none, or if its import is forbidden."""
+    """The spec of a top-level package; None without it, or if its import is forbidden."""
     try:
         return importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -303,7 +303,7 @@ def find_spec(package: str) -> Any:
 
 
 def is_on_disk(name: str) -> bool:
-    """Whether a module's file is there; unlike ``find_spec``, imports none of its parents."""
+    """Whether a module's file exists; unlike ``find_spec``, imports no parent package."""
     package, _, rest = name.partition('.')
     spec = find_spec(package)
     places = spec.submodule_search_locations if spec else None
@@ -320,7 +320,7 @@ def import_or_none(name: str) -> Optional[types.ModuleType]:
 
 
 def public(home: str) -> Any:
-    """The value of a public name of TensorFlow's, such as ``tf.compat.v1.cond``; None if gone."""
+    """The value of TensorFlow's public name, such as ``tf.compat.v1.cond``; None if it has none."""
     value = importlib.import_module('tensorflow')
     for name in home.split('.')[1:]:
         value = getattr(value, name, None)

@@ -1,4 +1,4 @@
-"""Reads values that TensorFlow passes to no one, such as a new session, from its stack frames.
+"""Reads values that TensorFlow does not hand out, such as a new session, from stack frames.
 
 Variables and arguments of TensorFlow's functions are private names as well. Each was seen in
 TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
@@ -15,9 +15,9 @@ from slimguard.compat import tf_private
 
 
 def callers() -> Iterator[FrameType]:
-    """The frames of the functions that called our caller, the nearest first: `sys._getframe`.
+    """The frames of our caller's callers, the nearest first: `sys._getframe`.
 
-    The public `inspect.stack` reads source files.
+    The public `inspect.stack` is slow: it reads source files.
     """
     frame: Optional[FrameType] = sys._getframe(2)
     while frame is not None:
@@ -29,7 +29,7 @@ def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
     """The Supervisor of the `slim.learning.train` that calls us, or None.
 
     It is a local variable of that function, in tf_slim 1.1.0 and in tf.contrib.slim of 1.15. slim
-    hands it to nobody.
+    passes it to no other function.
     """
     for frame in callers():
         for value in frame.f_locals.values():
@@ -49,10 +49,10 @@ def is_method_of_sessions(method: Any) -> bool:
 
 
 def runs_a_session(thread: int) -> bool:
-    """Whether a thread, by its `get_ident`, is in a run of a session: `sys._current_frames`.
+    """Whether the thread with this `get_ident` is in `session.run`: `sys._current_frames`.
 
-    Every run, a prepared one too, goes through the module that defines `Session`. No public name
-    tells what another thread is doing.
+    Every run, a prepared one too, goes through the module that defines `Session`. There is no
+    public way to see what another thread is doing.
     """
     frame: Optional[FrameType] = sys._current_frames().get(thread)
     while frame is not None:
@@ -63,7 +63,7 @@ def runs_a_session(thread: int) -> bool:
 
 
 def checks_numerics() -> bool:
-    """Whether `tf.add_check_numerics_ops` makes the call that our caller replaces.
+    """Whether `tf.add_check_numerics_ops` called the function that calls this one.
 
     No argument of the call shows this, and the function itself cannot be replaced: user code may
     have imported it under one of several public names.
@@ -78,8 +78,8 @@ class CallingSession(NamedTuple):
     """What is known of the session that calls a hook's `begin`; TensorFlow does not tell hooks.
 
     Attributes:
-      dirs: the directories of its checkpoints; if there are several, the first is its own.
-      is_chief: whether its process is the one that saves; None if that is not known.
+      dirs: the directories that checkpoints are saved to; the session's own comes first.
+      is_chief: whether the session's process is the one that saves; None if unknown.
       owners: the objects that may hold its saver: the `CheckpointSaverHook`s beside the hook, the
         session's `Scaffold`, and its creator.
       builds_saver: whether the session builds the graph's saver, once all hooks have begun.
@@ -91,7 +91,7 @@ class CallingSession(NamedTuple):
     builds_saver: bool
 
     def saver(self) -> Optional[tf1.train.Saver]:
-        """The Saver of the session, once it is made; None if it is the graph's."""
+        """The session's own Saver, if it is made already; None if it uses the graph's."""
         for owner in self.owners:
             scaffold = getattr(owner, '_scaffold', None)
             for saver in (getattr(owner, '_saver', None), getattr(scaffold, '_saver', None)):

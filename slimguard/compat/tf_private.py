@@ -1,7 +1,7 @@
 """The private names of TensorFlow that slimguard uses, one function for each.
 
 Each was seen in TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning;
-where the two differ, the function says so. When a new TensorFlow breaks one, this is the place.
+where the two differ, the function says so. When a new TensorFlow breaks one, mend it here.
 
 Variables and arguments of TensorFlow's own functions are private names as well: tf_callers.py reads
 them. repairs.py has the names that tf-slim needs.
@@ -31,8 +31,8 @@ def session_class() -> type:
 def control_flow_context(op: tf.Operation) -> Any:
     """The branch or loop (of v1 control flow) that `op` was created in, or None.
 
-    `Operation._get_control_flow_context`. The public `tf.Graph` tells only the context that the
-    next op is created in.
+    `Operation._get_control_flow_context`. The public `tf.Graph` knows only the context of the next
+    op.
     """
     return op._get_control_flow_context()
 
@@ -40,8 +40,8 @@ def control_flow_context(op: tf.Operation) -> Any:
 def ops_waiting_for(op: tf.Operation) -> List[tf.Operation]:
     """The ops that have `op` among their control inputs.
 
-    `Operation._control_outputs`. The public `control_inputs` is the other direction: without this
-    name, every op of the graph would have to be asked.
+    `Operation._control_outputs`. The public `control_inputs` is the other direction: it would have
+    to be read for every op of the graph.
     """
     return op._control_outputs
 
@@ -56,7 +56,7 @@ def op_def_for_type(graph: tf.Graph, op_type: str) -> Any:
 
 
 def is_function(graph: tf.Graph, op_type: str) -> bool:
-    """Whether a type of op is a function of the graph's library, as those of a `Defun` are.
+    """Whether a type of op is a function of the graph's library, such as a `Defun`.
 
     `Graph._is_function`. The public `as_graph_def().library` copies the whole graph.
     """
@@ -75,14 +75,14 @@ def function_library(graph: tf.Graph) -> Dict[str, Any]:
 
 
 def is_closed(session: tf1.Session) -> bool:
-    """Whether a session is closed: `BaseSession._closed`. The public way is to run something."""
+    """Whether a session is closed: `BaseSession._closed`. In public, only a run shows this."""
     return session._closed
 
 
 def gpu_options_of(session: tf1.Session) -> Optional[tf1.GPUOptions]:
     """The GPU options of a session's `BaseSession._config`; None if it has no config.
 
-    A second session needs the same: TensorFlow 1.15 refuses another `visible_device_list`.
+    A second session needs the same options: TensorFlow 1.15 refuses another `visible_device_list`.
     """
     config = getattr(session, '_config', None)
     return None if config is None else config.gpu_options
@@ -102,9 +102,9 @@ GRADIENTS = '_GradientsHelper'
 def gradients_module() -> Any:
     """The module whose function named `GRADIENTS` computes all that `tf.gradients` returns.
 
-    `gradients_util._GradientsHelper(ys, xs, grad_ys, ...)`, which returns a gradient or None for
-    each of `xs`. `tf.gradients` has several public names, which user code may have imported. All of
-    them, and `Optimizer.compute_gradients`, look this function up when they are called.
+    `gradients_util._GradientsHelper(ys, xs, grad_ys, ...)` returns a gradient or None for each of
+    `xs`. `tf.gradients` has several public names, and user code may have imported any of them. All
+    of them, and `Optimizer.compute_gradients`, look up this function at each call.
     """
     from tensorflow.python.ops import gradients_util
 
@@ -115,7 +115,8 @@ def frames_of(op: tf.Operation) -> Any:
     """The calls that led to `op`, each with `filename`, `lineno` and `name`; the outermost first.
 
     `Operation._traceback` on 1.15, where the public `traceback` asks the disk for each call whether
-    its file has changed. On 2.21 the public name does not, and the private name is gone.
+    its file has changed. On 2.21 the public `traceback` does not ask the disk, and the private name
+    is gone.
     """
     found = getattr(op, '_traceback', None)
     return op.traceback if found is None else found
@@ -125,7 +126,7 @@ def frames_of(op: tf.Operation) -> Any:
 
 
 def lock_against_sessions(graph: tf.Graph) -> ContextManager:
-    """While it is open, no session of another thread sees the ops that are added.
+    """Inside, no other thread's session sees the ops that are added.
 
     `Graph._mutation_lock`: it excludes the `_session_run_lock` that sessions take to run. Ops that
     a session has seen can get no new inputs, so no session may see half a gate.
@@ -143,7 +144,7 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 
 def add_control_input(op: tf.Operation, control: tf.Operation) -> None:
-    """Makes an existing op wait for another one.
+    """Makes an existing op wait for another op.
 
     `Operation._add_control_input`. The public `tf.control_dependencies` is for ops yet to be
     created.
@@ -171,20 +172,19 @@ def set_device(op: tf.Operation, device: str) -> None:
 
 
 def uncompiled(graph: tf.Graph) -> ContextManager:
-    """While it is open, new ops are left out of XLA's automatic clustering.
+    """Inside, new ops are left out of XLA's automatic clustering.
 
     `Graph._attr_scope`, with the attribute that the public `tf.xla.experimental.jit_scope` sets.
-    The public function also numbers its scopes in a collection, and `export_meta_graph` warns of
-    that.
+    The public function also adds to a collection, and `export_meta_graph` warns of that.
     """
     return _compiling(graph, tf1.AttrValue(b=False))
 
 
 def compiled_as_asked(graph: tf.Graph) -> ContextManager:
-    """Ends `uncompiled`, and any `jit_scope`, for the ops that are made while it is open.
+    """Inside, `uncompiled` and any `jit_scope` have no effect on new ops.
 
-    It gives TensorFlow a function that returns None for each op, since None for the attribute
-    itself is an error if no attribute is set.
+    It gives TensorFlow a function that returns None for each op: None as the attribute itself is an
+    error if no attribute is set.
     """
     return _compiling(graph, lambda _: None)
 
@@ -214,8 +214,8 @@ def callable_of(
     """A run with fixed feeds and fetches: takes the values to feed, returns the fetched values.
 
     `BaseSession._make_callable_from_options`, and `_do_call`, which makes errors look like those of
-    `run`. The public `make_callable` feeds through `run`, and takes longer to build a list than
-    this function's result takes to run.
+    `run`. The public `make_callable` feeds through `run`, and is slower: only to build its list
+    takes longer than a call of this function's result.
 
     The result holds only a weak reference to the session. So it can be kept with the session, which
     is freed, with its variables, as soon as nobody else holds it.
@@ -238,7 +238,7 @@ class _WeaklyKept:
 
     @property
     def _session(self) -> Any:
-        return getattr(self.session, '_session', None)  # None: the session is gone
+        return getattr(self.session, '_session', None)  # None if the session was freed
 
     @property
     def _closed(self) -> bool:
@@ -254,14 +254,14 @@ _OPENED = '_slimguard_opened'
 
 @contextlib.contextmanager
 def unfinalized(graph: tf.Graph) -> Iterator[None]:
-    """While it is open, ops can be added to a finalized graph; several threads may have it open.
+    """Inside, ops can be added to a finalized graph; several threads may be inside at once.
 
     `Graph._unsafe_unfinalize`, which a `MonitoredSession` calls to add its summaries, and
-    `Graph._finalized`. There is no public name for the first. The public `Graph.finalize` may be a
-    replacement, which takes a call as the sign that the graph is complete.
+    `Graph._finalized`. There is no public name for the first. The public `Graph.finalize` may be
+    slimguard's replacement, which takes a call as the sign that the graph is complete.
 
-    From then on each thread has its own devices and control dependencies. Otherwise ops that one
-    thread adds could wait for ops of another thread, which may be in the middle of a save.
+    Afterwards each thread has its own stacks of devices and control dependencies. Otherwise ops
+    that one thread adds could wait for ops of another thread, which may be in the middle of a save.
     """
     graph.switch_to_thread_local()
     opened: Any = graph
@@ -282,15 +282,15 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
 
 
 def number_of(op: tf.Operation) -> int:
-    """A number that grows with each op of a graph: `Operation._id`.
+    """The number of an op, in the order of creation: `Operation._id`.
 
-    The only public name for the order in which ops were made is the list of them all.
+    In public, only the list of all ops shows this order.
     """
     return op._id
 
 
 def is_made(op: tf.Operation) -> bool:
-    """Whether an op has its number: `Operation._id`, which the newest TensorFlow sets last."""
+    """Whether an op is complete: `Operation._id`, which the newest TensorFlow sets last."""
     return hasattr(op, '_id')
 
 
@@ -298,7 +298,7 @@ def is_made(op: tf.Operation) -> bool:
 
 
 def is_built(saver: tf1.train.Saver) -> bool:
-    """Whether a Saver has its ops: `Saver._is_built`. The public way is to see a method raise."""
+    """Whether a Saver has its ops: `Saver._is_built`. The public way is to wait for an error."""
     return saver._is_built
 
 
@@ -313,10 +313,10 @@ def checkpoints_and_times(saver: tf1.train.Saver) -> List[Tuple[str, float]]:
 
 @contextlib.contextmanager
 def saving_relative_paths(saver: tf1.train.Saver) -> Iterator[None]:
-    """While it is open, a Saver writes paths into the state file relative to the file's folder.
+    """Inside, a Saver writes paths into the state file relative to the file's folder.
 
     `Saver._save_relative_paths`. The public `save_relative_paths` is an argument of the
-    constructor, and the user's saver is made already.
+    constructor: too late for the user's saver.
     """
     before = saver._save_relative_paths
     saver._save_relative_paths = True
@@ -332,7 +332,7 @@ def saving_relative_paths(saver: tf1.train.Saver) -> Iterator[None]:
 def checkpoint_dir_of(hook: tf1.train.CheckpointSaverHook) -> Optional[str]:
     """The directory that a hook saves to: `CheckpointSaverHook._checkpoint_dir`.
 
-    The constructor keeps its argument under this name from TensorFlow 1.0 on; no public name does.
+    The constructor's argument has this name from TensorFlow 1.0 on. There is no public name.
     """
     return getattr(hook, '_checkpoint_dir', None)
 
@@ -343,7 +343,7 @@ def summary_writer_of(hook: tf1.train.SummarySaverHook) -> Any:
 
 
 def last_summary_step_of(hook: tf1.train.SummarySaverHook) -> Optional[int]:
-    """The global step of a hook's last summaries; None before: `SummarySaverHook._timer`."""
+    """The global step of a hook's last summaries, or None: `SummarySaverHook._timer`."""
     timer = getattr(hook, '_timer', None)
     return None if timer is None else timer.last_triggered_step()
 
@@ -358,7 +358,7 @@ def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
 
 
 def replace_enqueue_op(runner: tf1.train.QueueRunner, old: tf.Operation, new: tf.Operation) -> None:
-    """Puts `new` in place of `old`, for the threads that a QueueRunner starts later.
+    """Replaces `old` by `new` in the threads that a QueueRunner starts later.
 
     `QueueRunner._enqueue_ops`. The public constructor takes them, but here the runner is
     TensorFlow's own, made by `SyncReplicasOptimizer`.
@@ -377,7 +377,7 @@ def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable
     slim does not promise when it calls `should_stop`, `start_queue_runners`,
     `prepare_or_wait_for_session` and `stop`; the order is that of tf_slim 1.1.0 and of
     tf.contrib.slim in 1.15. `Supervisor.managed_session` calls `stop` as well, whether it ends with
-    an error or not. slim makes the Supervisor itself, and takes no class for it.
+    an error or not. slim makes the Supervisor itself, and no argument can replace its class.
 
     Returns:
       The Supervisor's own method.
@@ -388,7 +388,7 @@ def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable
 
 
 def slice_info(variable: Any) -> Any:
-    """Which part of a partitioned variable `variable` is, by `full_name` and `spec`; or None.
+    """Which slice of a partitioned variable this is: `full_name` and `spec`; or None.
 
     `Variable._save_slice_info`, as TensorFlow's Saver reads it. There is no public name.
     """

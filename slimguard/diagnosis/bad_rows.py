@@ -1,9 +1,9 @@
 """Which rows of the batch are at fault.
 
 Rows of the batch with NaN or Inf are at fault (:func:`find_non_finite`). If the batch is finite,
-copies of another row replace the suspected rows; they are at fault if this makes the bad tensor
-good. Suspects are the bad rows of an op's output, if it has a row for each sample
-(:func:`with_rows`), and rows that are far larger than the others (:func:`outlier`).
+the step is run again with suspected rows replaced by copies of another row; the rows are at fault
+if this makes the bad tensor good. Suspects are the bad rows of an op's output, if it has a row for
+each sample (:func:`with_rows`), and rows that are far larger than the others (:func:`outlier`).
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from slimguard.diagnosis.rerun_step import Feed, Step
 
 _MOST_NAMED = 4  # a message lists up to four row numbers; for more rows it says how many
 # A row is an outlier if its largest number is this many times the median of all rows. Most healthy
-# data stay below: numbers of a uniform, a normal or a lognormal distribution, counts, pixels,
-# classes. Data with longer tails do not, so `outlier` also tries the step without the row.
+# data stay below: uniform, normal or lognormal numbers, counts, pixels, classes. Data with longer
+# tails do not, so `outlier` also runs the step without the row.
 _FAR = 100.0
 _MENDED = 10.0  # without its bad rows, a finite tensor must become this many times smaller
 
 
 def rows_in_words(rows: Sequence[int], of: int) -> str:
-    """Names a few rows of a batch of `of`: ', in row 2'; counts more: ', in 14 of 16 rows'."""
+    """Names up to four rows of a batch of `of`: ', in row 2'; else counts: ', in 14 of 16 rows'."""
     if len(rows) > _MOST_NAMED:
         return ', in %d of %d rows' % (len(rows), of)
     return ', in row%s %s' % ('s' if len(rows) > 1 else '', ', '.join(map(str, rows)))
@@ -49,7 +49,7 @@ def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
 
 
 def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
-    """Digests of the bytes of a batch's bad rows, by index, to recognize a row that comes again.
+    """Digests of a batch's bad rows, by index, to recognize a row that is drawn again.
 
     Rows without two different finite numbers are left out: other samples may have the same row.
 
@@ -69,8 +69,8 @@ def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
 def bad_shares(value: np.ndarray) -> Tuple[float, float]:
     """The share of an array's rows that is not finite, and the share of its values.
 
-    Of several bad arrays, the one with the smallest shares is nearest to the cause: an array that a
-    script computes from a bad one has shares that are at least as large.
+    The bad array with the smallest shares is nearest to the cause: what a script computes from a
+    bad array has at least the same shares.
     """
     value = np.asarray(value)
     bad = find_non_finite(value, most=0)
@@ -84,10 +84,10 @@ def bad_shares(value: np.ndarray) -> Tuple[float, float]:
 def with_rows(
     measured: MeasuredStep, diagnosis: Diagnosis, tensor: tf.Tensor
 ) -> Tuple[Diagnosis, str]:
-    """The diagnosis, and the bad rows of the batch in words; '' if all are bad or none is at fault.
+    """The diagnosis, and the bad rows in words; '' if all rows are bad, or none is at fault.
 
-    The bad rows of `tensor` count as rows of the batch if `tensor` turns finite once a good row
-    replaces them in the batch. If it does not, the returned diagnosis names no rows.
+    The bad rows of `tensor` count as rows of the batch if replacing them in the batch makes
+    `tensor` finite. Else the returned diagnosis names no rows.
     """
     bad = diagnosis.non_finite
     if bad is None:
@@ -106,8 +106,7 @@ def with_rows(
 def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
     """Rows of the batch that are far larger than the others, in words; '' if there are none.
 
-    `tensor` is not finite, or too large. The rows count only if it is neither once another row
-    replaces them.
+    `tensor` is not finite, or too large. The rows count only if replacing them mends `tensor`.
     """
     step = measured.step
     for given in step.in_chunks(_data(measured)):
@@ -137,7 +136,7 @@ def _mends(measured: MeasuredStep, tensor: tf.Tensor, rows: Sequence[int], of: i
 
 
 def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
-    """Yields finite tensors with a row for each sample and no weight in them, drawn ones first."""
+    """Yields finite tensors with a row for each sample that need no weight; drawn ones first."""
     step = measured.step
     size = batch_size(step)
     weighted: Set[tf.Operation] = set()
@@ -157,7 +156,7 @@ def _data(measured: MeasuredStep) -> Iterator[tf.Tensor]:
 
 
 def _drawn(step: Step) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
-    """Yields the fed tensors that came from outside or by chance, with their values."""
+    """Yields the fed tensors that hold input or random numbers, with their values."""
     for tensor, value in step.feed.items():
         is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
         if not is_ours and is_from_outside(step.type_of(tensor.op)):
@@ -167,7 +166,7 @@ def _drawn(step: Step) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
 def batch_size(step: Step) -> Optional[int]:
     """The first dimension of the batch; None if the step drew only scalars.
 
-    The drawn arrays vote, each for its own: bad arrays count most, random ones least.
+    The first dimensions of the drawn arrays vote: bad arrays count most, random ones least.
     """
     sizes: Dict[int, float] = {}
     for tensor, value in _drawn(step):
@@ -180,13 +179,13 @@ def batch_size(step: Step) -> Optional[int]:
 
 
 def without_rows(step: Step, rows: Sequence[int], of: int) -> Tuple[int, Feed]:
-    """The step's feed, with copies of another row in place of `rows` of the batch.
+    """The step's feed, with `rows` of the batch replaced by copies of another row.
 
-    The batch is all arrays whose first dimension is `of`. No row is removed, since many graphs are
-    built for batches of one size.
+    All arrays with the first dimension `of` belong to the batch. No row is removed, since many
+    graphs are built for batches of one size.
 
     Returns:
-      The number of the row that is copied, a finite one if there is one; and the values to feed.
+      The number of the copied row (a finite row if there is one), and the values to feed.
     """
     arrays = {t: value for t, value in step.feed.items() if np.ndim(value) and len(value) == of}
     floats = [value for value in arrays.values() if value.dtype.kind not in 'OSUbiu']

@@ -1,4 +1,4 @@
-"""Keeps what a bad step drew from outside or by chance, such as its batch and its dropout masks.
+"""Keeps what a bad step *drew*: input and random numbers, such as its batch and dropout masks.
 
 :class:`Capture` finds these *sources* by walking the graph back from a gate, and adds ops that keep
 their values, in the graph, when the gate finds the step bad. On good steps these ops are a dead
@@ -16,12 +16,11 @@ as a counter that picks the batch; and a variable that is read after a write in 
 `tf.cond` or `tf.function` that contains a source is a source as a whole. A tensor that the gate's
 runs feed is a source in place of the ops that compute it.
 
-Since a bad step leaves the variables unchanged, the step computes the same again when the kept
-values are fed.
+A bad step leaves the variables unchanged. So it computes the same again if the kept values are fed.
 
-A staging area keeps the values. Each branch of a v1 `tf.cond` has its own, since an op in a branch
-that was not taken has no value. Inside a v1 `tf.while_loop` a source has a value in each iteration,
-and none of them can be fetched: `missing` lists such sources.
+A staging area keeps the values. Each branch of a v1 `tf.cond` has a staging area of its own, since
+an op in a branch that was not taken has no value. Inside a v1 `tf.while_loop` a source has a value
+in each iteration, and none of them can be fetched: `missing` lists such sources.
 """
 
 import threading
@@ -39,10 +38,10 @@ from slimguard.graph.ops import StagingArea
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 
-# The most that one run fetches. With more, it needs more memory; with less, there are more runs,
-# and one run of a large graph takes a good part of a second.
+# The most bytes that one run fetches. More bytes take more memory; fewer bytes take more runs, and
+# one run of a large graph takes a good part of a second.
 _CHUNK_BYTES = 192 << 20
-_UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
+_UNKNOWN_BYTES = 1 << 20  # the assumed size of a tensor of unknown rank
 
 
 class Capture:
@@ -59,8 +58,8 @@ class Capture:
       givens: by the name of a source, the float Tensors that its value is computed from: the
         inputs of a `py_func` or a collective, or the values that the step wrote to the variable.
       reads: by the name of each variable op of the step, a Tensor that only reads the variable.
-      row: the gate's `row`; after a bad step it waits until the values are kept. Fetch it in every
-        step in place of the gate's own.
+      row: the gate's `row`; after a bad step it waits until the values are kept. Fetch this one in
+        every step, not the gate's.
       exported: the step as plain data, once `export` has made it; else None.
 
     Raises:
@@ -71,7 +70,7 @@ class Capture:
         self.gate = gate
         self.exported: Any = None
         # Several threads may train in one session. Only one may take at a time, since taking from
-        # an empty area blocks. A bad step may clear an area meanwhile, but fills it again.
+        # an empty area blocks. A bad step that clears an area at that moment fills it again.
         self._taking = threading.Lock()
         self._graph = gate.bad.graph
         if self._graph.finalized:
@@ -109,11 +108,11 @@ class Capture:
         return values
 
     def bytes_to_copy(self) -> int:
-        """About how many bytes of variables a copy of the step needs."""
+        """Estimates how many bytes of variables a copy of the step needs."""
         return sum(bytes_of(self.reads[op.name]) for op in self.ops if op.name in self.reads)
 
     def variables_in(self, session, names: Iterable[str]) -> Iterator[Dict[str, np.ndarray]]:
-        """The values of variables of the step, in parts that fit into memory, by the ops' names."""
+        """Yields values of the step's variables by op name, in parts that fit into memory."""
         names_of = {key(self.reads[name]): name for name in names}
         for chunk in in_chunks([self.reads[name] for name in names_of.values()]):
             yield single_runs.run_once(session, {names_of[key(read)]: read for read in chunk})
@@ -145,7 +144,7 @@ class Capture:
         for source in self.sources:
             op = source.op
             if op not in drawn or op.type == 'PlaceholderWithDefault':
-                continue  # a limit, or a tensor that a script feeds
+                continue  # a limit of the gate, or a tensor that the script feeds
             given = [t for t in op.inputs if graphs.is_float(t) and not graphs.is_reference(t)]
             if is_written_value(op.type):
                 variable = graphs.variable_read(source) or graphs.variable_behind(source)
@@ -169,7 +168,7 @@ class Capture:
         return device
 
     def _build(self) -> None:
-        # `watched` is switched, not the predicate itself: see gate/building/builder.py.
+        # The switch passes `watched`, not its own predicate: see gate/building/builder.py.
         is_good = self.gate.is_good
         bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]
@@ -181,7 +180,7 @@ class Capture:
         self.gate.untold.counts.add(self.row.name)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:
-        """The gate's `untold_count`, which after a bad step waits for the `staged` ops that run."""
+        """The gate's `untold_count`; after a bad step it waits for the `staged` ops that run."""
         kept = []
         for area, stage in zip(self._areas, staged):
             token = ops.after([stage], bad, 'kept')
@@ -237,7 +236,7 @@ class _Area:
         values = []
         for tensor in self.tensors:
             with tensor.op.graph.colocate_with(tensor.op):
-                # A ref is copied: it would be read later, when another op may have written again.
+                # Copy a ref: it would be read late, when another op may have written to it again.
                 value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
@@ -267,7 +266,7 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 
 
 def gate_roots(gate: Any) -> List[tf.Operation]:
-    """The ops at the end of a gate's step: with all they need, they make up the step."""
+    """The last ops of a gate's step; these and their ancestors are the step."""
     return [op_of(gate.train_op), gate.written.op, gate.bad.op]
 
 
@@ -290,7 +289,7 @@ def in_chunks(tensors: Iterable[tf.Tensor], rows: int = 1) -> Iterator[List[tf.T
 
 
 def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
-    """About how many bytes a tensor has; a dimension that is not known counts as `rows`."""
+    """Estimates a tensor's size in bytes; an unknown dimension counts as `rows`."""
     if tensor.shape.rank is None:
         return _UNKNOWN_BYTES
     sizes = [size or rows for size in tensor.shape.as_list()]

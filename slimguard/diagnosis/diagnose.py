@@ -9,7 +9,7 @@ How it works
 and notes their ranges. :func:`where_it_began` walks back from the values that the gate checks,
 along non-finite tensors, to where these began. The first non-finite tensor of the step need not be
 the cause: a mask of minus infinity is intended and harmless. :mod:`explain_step` puts the cause
-into a sentence, also that of a bad step whose tensors are all finite.
+into a sentence, even if all tensors of the bad step are finite.
 """
 
 import functools
@@ -34,7 +34,8 @@ from slimguard.gate import Label
 from slimguard.graph import key
 from slimguard.incidents import policies
 
-# By kind of label, explains a step whose tensors are all finite; the most telling kind first.
+# Explains a step whose tensors are all finite, by the kind of its labels; the most specific kind
+# comes first.
 _BY_KIND = (
     (Label.LIMIT, explain_step.explain_limit),
     (Label.NORM, explain_step.explain_norm),
@@ -54,7 +55,7 @@ def diagnose(bad_step: BadStep) -> Diagnosis:
     lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
         op.name for op in capture.missing[:5]
     )
-    # Without its batch the step cannot be run again; without a dropout mask it can.
+    # A step whose batch is missing cannot be run again; one whose dropout mask is missing can.
     if not all(map(graphs.is_random, capture.missing)):
         return glance(bad_step, lost)
     variables = functools.partial(capture.variables_in, bad_step.session)
@@ -86,7 +87,7 @@ def glance(bad_step: BadStep, why: str) -> Diagnosis:
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
-    """The non-finite sources: from outside, computed, written; in each the least bad first."""
+    """The non-finite sources: input, then computed ones, then written ones; the least bad first."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
@@ -122,8 +123,8 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
-    # Finite with the same weights and the same batch, so rounding made the step bad: no older state
-    # would help.
+    # The same weights and batch now give finite values, so rounding made the step bad: no older
+    # state would help.
     kind = policies.BATCH if Label.VALUE in kinds and not measured.has_exploded else ''
     return Diagnosis(Phase.UNKNOWN, 'run again with what it drew, the step is finite', kind=kind)
 
@@ -138,8 +139,8 @@ def _of_optimizer(diagnosis: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     kind, is_alone = diagnosis.kind, len(scalars) == len(names)
     is_given = diagnosis.phase == Phase.INPUT and not diagnosis.bad_rows
     if is_alone and is_given and diagnosis.output is not None:
-        # The script fed the scalar, or a `py_func` returned it. It is no data, and the next value
-        # may be finite.
+        # The script fed the scalar, or a `py_func` returned it. The scalar is not a part of the
+        # data, and the next value may be finite.
         trouble = 'it was given as ' + ('NaN' if diagnosis.output.nan else 'Inf')
         diagnosis, kind = diagnosis._replace(phase=Phase.UPDATE, trouble=trouble), ''
     elif is_alone and diagnosis.phase == Phase.VARIABLE:  # a variable that the script sets
@@ -152,17 +153,17 @@ def _of_optimizer(diagnosis: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
-    """Whether the variable that turned non-finite is updated inside a loop or function."""
+    """Whether the variable that turned non-finite is updated inside a loop or a function."""
     written = [label.name for label in labels if label.kind in (Label.STATE, Label.WRITTEN)]
     return bool(written) and explain_step.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:
-    """The non-finite tensors that the gate checks; else, if it saw a bad value, all bad tensors."""
+    """The non-finite tensors among those that the gate checks; if none, but it saw one, all."""
     step = measured.step
     bad = [t for t in step.checked if measured.is_bad(t)]
     if not bad and some_value_was:
-        # Without constants: TensorFlow itself makes some of NaN, which are harmless here, since no
+        # Leave out constants: TensorFlow itself makes NaN constants, which are harmless if no
         # checked tensor is bad.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
@@ -190,7 +191,7 @@ def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.
     of_loss = set(map(key, _walk_back(measured, losses, stops)))
 
     def rank(tensor: tf.Tensor) -> Tuple[Any, ...]:
-        # If the loss is bad, so are its gradients, and what they began with says less.
+        # If the loss is bad, its gradients are bad too, and where they began says less.
         is_after = bool(losses) and key(tensor) not in of_loss and not measured.step.is_fed(tensor)
         return (is_after, *_rank(measured, tensor))
 
@@ -198,7 +199,7 @@ def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.
 
 
 def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) -> List[tf.Tensor]:
-    """Where the walks back end. With `stops` also at an op that makes NaN of a mask's Inf."""
+    """Where the walks back end; with `stops`, also at an op that makes NaN from a mask's Inf."""
     beginnings = []
     seen = set()
     waiting = list(bad)
@@ -221,7 +222,7 @@ def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) ->
 def _makes_nan_of_mask(
     measured: MeasuredStep, tensor: tf.Tensor, before: Sequence[tf.Tensor]
 ) -> bool:
-    """Whether an op made a NaN of an intended Inf; if it copes with -Inf, a NaN or an Inf."""
+    """Whether an op turned an intended Inf into NaN; or, if it copes with -Inf, into NaN or Inf."""
     ranges = [measured.range_of(t) for t in before]
     made = measured.range_of(tensor)
     if made is None or any(r is None or r.nan for r in ranges):
@@ -239,7 +240,7 @@ def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:
 
 def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[Any, ...]:
     if measured.step.is_fed(tensor):
-        # The names in the user's graph, so that the order is the same in each copy of the step.
+        # By the names in the user's graph, so that the order is the same in each copy of the step.
         name, _, index = measured.step.name_of(tensor).rpartition(':')
         # Values from outside come before written ones.
         is_written = is_written_value(measured.step.type_of(tensor.op))

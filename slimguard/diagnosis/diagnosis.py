@@ -71,13 +71,14 @@ class Diagnosis(NamedTuple):
       output: the range of the bad output.
       inputs: the inputs of the op.
       drawn: the names of the drawn values that enter the input at fault, or any input if the cause
-        names none; empty after an explosion.
+        names no input; empty after an explosion.
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined.
       ranges: the range of each float tensor of the step, in the order of the ops.
       kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
         any other cause, and if none was found.
-      explosion: the sentence on an explosion in the steps before, which led to it; '' if none.
+      explosion: the sentence on an explosion in the steps before that led to the bad step; '' if
+        none.
     """
 
     phase: str
@@ -119,14 +120,14 @@ class Diagnosis(NamedTuple):
 
     @property
     def bad_rows(self) -> Optional[List[int]]:
-        """The bad rows of the input, empty if it has no rows; None if the input is not bad."""
+        """The bad rows of the input; empty if it has no rows, None if the input is good."""
         if self.phase != Phase.INPUT:
             return None
         return [] if self.non_finite is None else list(self.non_finite.rows)
 
     @property
     def in_short(self) -> Optional[str]:
-        """One line: the trouble, the op and the user's line, as far as known; None if not found."""
+        """One line: the trouble, and the op and the user's line if known; None without a cause."""
         if not self.is_known:
             return self.explosion or None
         says_where = self.phase in (Phase.VARIABLE, Phase.CONSTANT)
@@ -161,7 +162,7 @@ class Diagnosis(NamedTuple):
         if self.output is not None:
             lines.append('  output: %s' % (self.output,))
         has_places = self.non_finite is not None and any(p for p, _ in self.non_finite.positions)
-        if self.non_finite is not None and has_places:  # not of a scalar
+        if self.non_finite is not None and has_places:  # a scalar has no places
             lines.append('  ' + _where(self.non_finite))
         lines.extend('  ' + sentence for sentence in self.not_seen)
         return '\n'.join(lines)

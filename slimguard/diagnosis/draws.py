@@ -1,4 +1,4 @@
-"""Which ops of a step draw something from outside of it, or by chance: :class:`Draws`."""
+"""Which ops of a step draw, that is, take input or make random numbers: :class:`Draws`."""
 
 import re
 from typing import Any, Dict, List, Set, Tuple
@@ -19,7 +19,7 @@ _HANDLES = (tf.resource, tf.variant)
 
 
 class Draws:
-    """Finds the ops of a step that draw something from outside, or by chance.
+    """Finds the ops of a step that draw: that take input or make random numbers.
 
     Args:
       graph: the graph.
@@ -35,7 +35,7 @@ class Draws:
         self._bodies: Dict[str, bool] = {}
         self._draws: Set[tf.Operation] = set()
         self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of iterators, queues, tables
-        self._written: Dict[tf.Operation, frozenset] = {}  # variables written up to an op
+        self._written: Dict[tf.Operation, frozenset] = {}  # by op, the variables written before it
         for op in ops:
             self._look_at(op)
 
@@ -70,7 +70,7 @@ class Draws:
     def _draws_inside(self, name: str) -> bool:
         """Whether the library function of that name draws something."""
         if name not in self._bodies:
-            self._bodies[name] = False  # for functions that call themselves
+            self._bodies[name] = False  # stands until then, for functions that call themselves
             function = self.writes.function(name)
             self._bodies[name] = function is not None and any(
                 self._node_draws(node) for node in function.node_def
@@ -90,7 +90,7 @@ class Draws:
 
 
 def _returns_values(op) -> bool:
-    """Whether all consumers read a write's output as a value. If one takes a ref, it is not fed."""
+    """Whether all consumers take a write's output as a value: a ref cannot be fed."""
     return bool(op.outputs) and not any(
         graphs.takes_reference(consumer, index)
         for tensor in op.outputs

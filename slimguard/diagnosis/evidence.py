@@ -1,8 +1,8 @@
-"""After a bad step: takes what it drew, finds the cause, and writes both into a bundle.
+"""After a bad step: takes its captured values, finds the cause, and writes both into a bundle.
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
-train. Errors here are logged, not raised: they must not hide the incident. The same error may come
-with each bad step, so the log has the first of each kind, and at the end a count of the others.
+train. Errors here are logged, not raised: they must not hide the incident. Each bad step may meet
+the same error, so the log has the first of each kind, and at the end a count of the others.
 """
 
 import collections
@@ -44,8 +44,8 @@ _NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay
 SECONDS = 10.0
 _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
-# While a training goes on, all its searches and bundles may take so many seconds, and this share of
-# the training's time.
+# While a training goes on, all its searches and bundles together may take this many seconds plus
+# this share of the training's time.
 _FREE_SECONDS, _SHARE = 10.0, 0.1
 
 
@@ -63,7 +63,7 @@ class Examination(NamedTuple):
     Attributes:
       bad_step: the step; None if what it drew was not kept.
       diagnosis: what made the step bad; None if it was not examined.
-      bundle: the path of its bundle, or None.
+      bundle: the path of the step's bundle, or None.
       depth: how far the step was searched: DRAWN or FULL.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
       row_digests: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
@@ -107,15 +107,15 @@ class Evidence:
     ):
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
-        # Ranks that share their gradients must decide alike, but only one may have the bad batch.
-        # So this rank's findings decide nothing.
+        # Ranks that share their gradients must decide alike, but perhaps only one has the bad
+        # batch. So the findings of this rank have no part in the decision.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
-        self._kinds: Set[str] = set()  # of incidents that got a bundle, or had no need of one
+        self._kinds: Set[str] = set()  # kinds of incidents that got a bundle, or needed none
         self._clock, self._began = clock, clock()
         self._spent = 0.0  # seconds for searches and bundles
-        self._is_told = False  # whether the log says that these took too long
+        self._is_told = False  # whether the log has said that these took too long
         self._failures: Counter[str] = collections.Counter()
 
     def keep_in(self, logdir: str) -> None:
@@ -147,8 +147,8 @@ class Evidence:
             try:
                 values = self.capture.take(session)
                 fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-                # Values are missing if the run bypassed the hooks, or fed a computed tensor, so
-                # that the sources behind it did not run. Then the step cannot be run again.
+                # If the run bypassed the hooks, or fed a computed tensor whose sources then did not
+                # run, values are missing, and the step cannot be run again.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Examination()
                 explosion = '' if history is None else explosion_in(history.to_dict())
@@ -172,10 +172,10 @@ class Evidence:
             return self._diagnose(examination, depth)
 
     def keep(self, examination: Examination, incident: Incident, depth: Depth) -> Examination:
-        """Writes the bundle of an examined bad step, once the policy has decided.
+        """Writes the bundle of an examined bad step; call it once the policy has decided.
 
-        While the training goes on, an incident gets a bundle if the folder has room, or if no
-        bundle was of its kind.
+        While the training goes on, an incident gets a bundle if there are fewer than `max_bundles`,
+        or if there was none of its kind.
 
         Args:
           examination: what `examine` returned.
@@ -218,7 +218,7 @@ class Evidence:
             found = with_limit(found, bad_step.incident)
             depth = Depth.DRAWN if why_not else Depth.FULL
             return examination._replace(diagnosis=found, depth=depth, why_not='')
-        # No second search: it would fail again.
+        # No second search: it would fail in the same way.
         return examination._replace(depth=Depth.FULL, why_not='')
 
     def _why_no_search(self, values: Dict[str, np.ndarray], depth: Depth) -> str:
@@ -235,7 +235,7 @@ class Evidence:
         return 'the training would wait for longer than %g s; %s' % (SECONDS, where)
 
     def _has_time(self) -> bool:
-        """Whether a search may begin while the training goes on; the first no is logged."""
+        """Whether there is time for a search while the training goes on; logs the first False."""
         allowed = _FREE_SECONDS + _SHARE * (self._clock() - self._began)
         if self._spent > allowed and not self._is_told:
             self._is_told = True
@@ -252,7 +252,7 @@ class Evidence:
 
     @contextlib.contextmanager
     def _timed(self, failure: str) -> Iterator[None]:
-        """Adds the time of a search or a bundle to that of the others; logs its error, if any."""
+        """Adds the time of a search or a bundle to the total; logs an error as `failure`."""
         began = self._clock()
         try:
             yield
@@ -262,7 +262,7 @@ class Evidence:
             self._spent += self._clock() - began
 
     def close(self) -> None:
-        """Logs how many errors like the first of each kind were left out of the log."""
+        """Logs, for each kind of error, how many errors after the first are not in the log."""
         for what, count in self._failures.items():
             if count > 1:
                 log().error('%s: %d more not shown', what, count - 1)
@@ -283,8 +283,8 @@ def collect(
     """Adds the `Evidence` of a gate to `evidence`.
 
     If a graph cannot be captured, the training runs without `Evidence`, and a log line says so. A
-    gate gets none if a thread runs it beside the steps: neither the gradients that the chief of
-    several workers applies nor a batch that was drawn for summaries can be had again.
+    gate that a thread runs beside the steps gets none: the gradients that a chief applies, or a
+    batch for summaries, cannot be drawn again.
     """
     if gate.is_beside:
         return
@@ -309,7 +309,7 @@ def is_within(seconds: float, capture: Capture, rows: int) -> bool:
 
 
 def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
-    """Whether other ranks found the step bad, and this one found nothing of its own."""
+    """Whether other ranks found the step bad, and this rank found nothing."""
     ranks = [label.name for label in labels if label.kind == Label.RANK]
     return bool(ranks) and name_of(gate.ranks.rank) not in ranks
 

@@ -1,7 +1,7 @@
 """Explains a bad step, one function for each way in which it can be bad.
 
-A tensor is not finite; the loss or the gradient norm is above its limit; a variable turns
-non-finite when it is updated, or the gradient when the optimizer squares it.
+The ways are: a tensor is not finite; the loss or the gradient norm is above its limit; a variable
+turns non-finite when it is updated; the square of a gradient overflows in the optimizer.
 """
 
 import re
@@ -31,7 +31,7 @@ _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that
 
 
 def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> Diagnosis:
-    """Explains why the first of `tensors` is not finite, although its inputs are.
+    """Explains why the first of `tensors` is not finite, although its inputs are finite.
 
     Args:
       measured: the step.
@@ -101,7 +101,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
 
 
 def _name_of(step: Step, tensor: tf.Tensor) -> str:
-    """The name of the variable that a tensor reads, else its own."""
+    """The name of the variable that a tensor reads; else the tensor's name."""
     variable = graphs.variable_read(tensor)
     return step.name_of(tensor) if variable is None else variable.name
 
@@ -126,7 +126,7 @@ _PICKS = SAME_NUMBERS | frozenset('Mul Sum GatherV2 GatherNd StridedSlice BatchG
 
 
 def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> str:
-    """Says if the 0 of `log` came from a Softmax or Sigmoid: p = 0, or p = 1 in log(1 - p)."""
+    """Tells whether a Softmax or Sigmoid made the 0 of `log`: p = 0, or p = 1 in log(1 - p)."""
     is_log = log is not None and log.type == 'Log'
     waiting = [(tensor, 0) for tensor in log.inputs] if log is not None and is_log else []
     while waiting:
@@ -135,7 +135,8 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
         if measured.step.is_fed(tensor):
             continue
         if op.type in ('Softmax', 'Sigmoid'):
-            # If it never returned that number, another factor made the 0, such as a label of zeros.
+            # If the op never returned that number, another factor made the 0, such as a label of
+            # zeros.
             if its_range is not None and bad in (its_range.min, its_range.max):
                 return '; its input comes from a %s' % op.type
         elif op.type == 'Sub':
@@ -156,7 +157,7 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
     """
     made_of = measured.made_of(tensor)
     if not made_of.floats and not made_of.draws:
-        # If another run writes the variable, such as a counter, the next step may be good.
+        # If another run writes the variable, as it may write a counter, the next step may be good.
         return policies.COMES_AGAIN if made_of.is_own else ''
     if not made_of.floats:
         return policies.BATCH
@@ -169,8 +170,9 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
     largest = max(
         [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
     )
-    # With weights of normal size, a batch may by chance give a root or a logarithm an input outside
-    # its domain. An optimizer's slots last from step to step, so they are not bad by chance.
+    # With weights of normal size, it may be chance that a batch gives a root or a logarithm an
+    # input outside its domain. It is not chance with an optimizer's slots, which last from step to
+    # step.
     is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
     is_chance = is_chance and not made_of.slots
     return policies.BATCH if is_chance or far else overflow
@@ -179,7 +181,7 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
 def explain_sources(
     tensors: Sequence[tf.Tensor], value: np.ndarray, is_computed: bool
 ) -> Diagnosis:
-    """Explains a step by its non-finite sources, when nothing else was examined.
+    """Explains a step by its non-finite sources alone, if nothing else was examined.
 
     Args:
       tensors: the sources that are not finite.
@@ -212,7 +214,7 @@ def _explain_square(measured: MeasuredStep) -> Optional[Diagnosis]:
 
     def squared(tensor) -> float:
         size = measured.range_of(tensor)
-        # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
+        # Compared with the dtype's range: 1e20 is large for float32, and 1e3 for float16.
         return 0.0 if size is None else size.largest / op_rules.largest_of(size.dtype) ** 0.5
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
@@ -246,7 +248,7 @@ def with_limit(diagnosis: Diagnosis, incident: Incident) -> Diagnosis:
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a loss above its limit; `name` is not used."""
     gate = measured.step.gate
-    assert gate.loss is not None  # a gate with this label has it
+    assert gate.loss is not None  # a gate with this label has a loss
     trouble = _ABOVE % 'loss' + ', and everything is finite'
     return _too_large(measured, gate.loss, trouble)
 
@@ -306,7 +308,7 @@ def _explain_source(
 def _explain_computed(
     measured: MeasuredStep, diagnosis: Diagnosis, tensor: tf.Tensor, given: Sequence[tf.Tensor]
 ) -> Diagnosis:
-    """Explains a bad value that another process, or Python, made from finite inputs (`given`)."""
+    """Explains a bad value that Python or another process made from finite inputs (`given`)."""
     assert diagnosis.output is not None and diagnosis.non_finite is not None
     inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
     trouble = '%s returned %s from finite inputs' % (diagnosis.op_type, _what(diagnosis.output))
@@ -366,7 +368,7 @@ def _type_of(step: Step, op: tf.Operation) -> str:
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
-    """The name of a gradient in the gate's messages; '' if no optimizer takes this very tensor."""
+    """What the gate's messages call a gradient; '' if no optimizer takes this tensor itself."""
     writes = graphs.Writes(step.graph)
     for op in filter(graphs.is_apply, step.ours):
         if any(key(value.tensor) == key(tensor) for value in graphs.values_of(op)):
@@ -377,7 +379,7 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
 
 # Updates that are not finite although all their inputs are.
 
-# By argument of an optimizer, the number that a small dtype may round it to. The update then
+# Arguments of optimizers, each with the number that a small dtype may round it to; the update then
 # divides by 0.
 _ROUNDED = {'epsilon': 0.0, 'beta1': 1.0}
 
@@ -423,7 +425,7 @@ def _without_factor(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def is_unseen(step: Step, name: str) -> bool:
-    """Whether a loop or function updates the variable `name`: no tensor there can be fetched."""
+    """Whether a loop or function updates the variable `name`; no tensor in one can be fetched."""
     kernel = _kernel_of(step, name)
     return kernel is None or step.flow.is_in_loop(kernel)
 
@@ -436,7 +438,7 @@ def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
         for op in step.ours
         if any(v.name == name for v in writes.variables(op))
         and (graphs.values_of(op) or graphs.is_apply(op))
-        # An op that undoes an update writes the variable too, and is no clone.
+        # The op that undoes an update also writes the variable, but is no clone.
         and _original_name(op.name) in step.origins
     ]
     return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)

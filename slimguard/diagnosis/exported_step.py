@@ -18,7 +18,7 @@ class ExportedStep(NamedTuple):
 
     Attributes:
       graph_def: the ops of the step, the gate's included; a placeholder for each source.
-      names: the names of tensors, sources and variables, in a dictionary that JSON can hold.
+      names: the names of tensors, sources and variables, in a dictionary fit for JSON.
     """
 
     graph_def: tf1.GraphDef
@@ -45,7 +45,7 @@ class _Export:
         for tensor in capture.sources:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
-        # Also the ops that computed the inputs of a source, so that these can be examined.
+        # Also the ops that computed the inputs of a source, so that these inputs can be examined.
         given = [t.op for each in capture.givens.values() for t in each]
         roots = gate_roots(gate) + list(self._sources) + capture.variables + given
         ops = graphs.ancestors(roots, self._needs)
@@ -67,8 +67,8 @@ class _Export:
     def _needs(self, op):
         if op not in self._sources:
             return graphs.needs(op)
-        # In a branch, the placeholder needs what its source needs: it must be dead, too, if the
-        # branch is not taken.
+        # In a branch, the placeholder needs what its source needs: if the branch is not taken, both
+        # must be dead.
         in_branch = any(self._flow.conditions(t) for t in op.outputs)
         return list(graphs.needs(op)) if in_branch else []
 
@@ -95,11 +95,11 @@ class _Export:
         The node is changed in place: a copy takes three times as long, and nothing else uses it.
         """
         if node.op == 'PrintV2':
-            # A replay prints nothing. And TensorFlow 1.15 cannot import a print of a tensor that
-            # comes out of a loop: it has lost the shape of the scalar.
+            # A replay prints nothing. And TensorFlow 1.15 cannot import a print of a loop's result,
+            # whose scalar shape is lost.
             controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
             return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
-        # The gate's sum over ranks is its input here: only one rank runs the exported step.
+        # Replace the gate's sum over ranks by its input: only one rank runs the exported step.
         if node.name.startswith(graphs.OURS) and is_collective(node.op):
             summed = tf1.NodeDef(name=node.name, op='Identity', input=node.input)
             summed.attr['T'].CopyFrom(node.attr['T'])
@@ -176,7 +176,7 @@ def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
 
 
 def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
-    """An Identity of `switched`, an output of a switch, which makes `op` dead when it is dead."""
+    """An Identity of `switched`, a switch's output; `op` waits for it, and is dead if it is."""
     side = (switched.value_index, switched.op.name.replace('/', '_'))
     name = '%s/side_%d_of_%s' % (op.name, *side)
     value = '%s:%d' % (switched.op.name, switched.value_index)
@@ -186,7 +186,7 @@ def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
 
 
 def _device_alone(device: str) -> str:
-    """A device without its job and task, so that the batch of several GPUs fits on them again.
+    """A device without its job and task: a batch for several GPUs is spread over them again.
 
     On a machine without this device, TensorFlow chooses another.
     """

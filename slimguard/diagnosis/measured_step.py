@@ -13,7 +13,7 @@ from slimguard.diagnosis.rerun_step import Step
 from slimguard.graph import key
 from slimguard.incidents import advice
 
-# Ops whose output has the numbers of their first input, and its shape or another.
+# Ops that return the numbers of their first input, in the same shape or another.
 _SAME_SHAPE = frozenset(
     'Identity StopGradient PreventGradient Snapshot CheckNumerics CheckNumericsV2'.split()
 )
@@ -29,7 +29,7 @@ _FLOWS = {
     'TensorArrayScatterV3': 0,
     'TensorArraySplitV3': 0,
 }
-# Stateful ops that draw nothing.
+# Stateful ops that take no input from outside and make no random numbers.
 _NO_DRAWS = graphs.VARIABLES | graphs.READS | frozenset('CheckNumerics CheckNumericsV2'.split())
 _ASSIGNS = frozenset('Assign AssignVariableOp'.split())
 _COPIES = SAME_NUMBERS | graphs.VARIABLES | graphs.READS
@@ -48,7 +48,7 @@ class MadeOf(NamedTuple):
       floats: whether it is computed from a float variable: a weight, a moving average, a slot.
       slots: whether it is computed from a float variable that the loss does not need, or from a
         value that the step wrote to a variable.
-      is_own: whether it is computed only from constants and variables that the step writes.
+      is_own: whether it is computed only from constants and from variables that the step writes.
     """
 
     draws: bool
@@ -90,11 +90,11 @@ class MeasuredStep:
 
     @property
     def has_exploded(self) -> bool:
-        """Whether the steps before, or the weights, show that the training had exploded."""
+        """Whether the last steps or the weights show that the training had exploded before."""
         return bool(self.explosion or self.large_weights())
 
     def large_weights(self) -> str:
-        """The largest weight, in words; '' if it is of normal size."""
+        """The largest weight, in words; '' if all are of normal size."""
         largest, name = 0.0, ''
         for op in self.step.ops:
             weights = self.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
@@ -212,7 +212,7 @@ class MeasuredStep:
                 self._ranges[key(tensor)] = measure(value, tensor.dtype.base_dtype.name)
 
     def _hand_on(self) -> None:
-        """Copies ranges to outputs that are not measured, of ops with the same numbers."""
+        """Copies an input's range to an unmeasured output that has the same numbers."""
         for op in self.step.ops:
             if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
                 its_range = self.range_of(op.inputs[0])
@@ -239,7 +239,7 @@ class MeasuredStep:
         if self.range_of(tensor) is not None or self.step.is_fed(tensor):
             return True
         hides_floats = tensor.dtype.base_dtype in (tf.resource, tf.variant)
-        return not (graphs.is_float(tensor) or hides_floats)  # a flow is a float: not the end
+        return not (graphs.is_float(tensor) or hides_floats)  # a flow is a float, but not an end
 
     def _row(self, tensor, phase: str) -> Row:
         name = self.step.name_of(tensor)
@@ -248,7 +248,7 @@ class MeasuredStep:
 
 
 def _taken_by(op: tf.Operation) -> List[tf.Tensor]:
-    """The inputs of an op; for a pop from a loop's stack, the values that are pushed there."""
+    """The inputs of an op; for a pop from a loop's stack, the values pushed onto it."""
     if op.type != 'StackPopV2':
         return list(op.inputs)
     stack = op.inputs[0].op
@@ -291,7 +291,7 @@ def _phases_of(step: Step) -> Dict[tf.Operation, str]:
 
 
 def _fixed_ops(step: Step) -> Set[tf.Operation]:
-    """The ops whose outputs never change, since they need no variable and nothing drawn."""
+    """The ops whose outputs never change, since they need no variable and draw nothing."""
     fixed: Set[tf.Operation] = set()
     for op in step.ops:
         if op.type in graphs.VARIABLES or any(step.is_fed(t) for t in op.outputs):

@@ -1,4 +1,4 @@
-"""Rules that explain why an op made NaN or Inf of its inputs: 'log of 0', 'division by 0'.
+"""Rules that explain why an op made NaN or Inf from its inputs: 'log of 0', 'division by 0'.
 
 Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
 measured inputs break its precondition. If no rule explains an op, the diagnosis says only that it
@@ -23,12 +23,12 @@ from slimguard.diagnosis.ranges import numbers
 
 
 class Culprit(NamedTuple):
-    """An op that returned something non-finite: the properties that rules use.
+    """The properties, for rules, of an op that returned something non-finite.
 
     Attributes:
       op_type: the op's type, such as 'Log'.
       forward_type: the type of the op whose gradient it computes, or `NORM` for the root of a sum;
-        empty if it computes none.
+        empty if it computes no gradient.
       inputs: the values of its inputs, in order; None for one that could not be measured.
       output: the value that it returned.
       dtype: the name of the output's dtype.
@@ -44,8 +44,8 @@ class Culprit(NamedTuple):
 NORM = 'Norm'
 
 
-# A mask of the values that break a precondition; a sentence if there is nothing to count; None if
-# nothing breaks it.
+# A mask of the values that break a precondition; a sentence if they cannot be counted; None if no
+# value breaks it.
 Broken = Union[np.ndarray, str, None]
 
 
@@ -56,8 +56,8 @@ class Cause(NamedTuple):
       sentence: without a full stop.
       is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
-      broken: a mask of the values that break the precondition; None if there is none.
-      at: the index of the input that breaks it; None if that may be any input.
+      broken: a mask of the values that break the precondition; None if unknown.
+      at: the index of the input that breaks it; None if any input may.
     """
 
     sentence: str
@@ -75,8 +75,8 @@ class Rule(NamedTuple):
 
     Attributes:
       types: the types of op.
-      breaks: called with the inputs, and without `says` with the culprit ahead of them; returns
-        which values break the precondition.
+      breaks: called with the inputs (without `says`, the culprit comes first); returns which values
+        break the precondition.
       says: what happened; a message adds how many values broke the precondition.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
       is_overflow, at: as in `Cause`.
@@ -119,7 +119,7 @@ def cause_of(culprit: Culprit) -> Cause:
 
 
 def where(broken: Optional[np.ndarray], value: Optional[np.ndarray]) -> str:
-    """The first numbers of an input that break a precondition, with their places; '' if unknown.
+    """The first numbers of an input that break a precondition, with their indices; '' if unknown.
 
     Args:
       broken: a mask of such numbers, or None.
@@ -130,7 +130,7 @@ def where(broken: Optional[np.ndarray], value: Optional[np.ndarray]) -> str:
     sizes = broken.shape[broken.ndim - value.ndim :]
     if any(size not in (1, other) for size, other in zip(value.shape, sizes)):
         return ''
-    places: Dict[Tuple[int, ...], None] = {}  # in order
+    places: Dict[Tuple[int, ...], None] = {}  # an ordered set
     for place in np.argwhere(broken)[:_MOST_LOOKED_AT]:
         place = place[broken.ndim - value.ndim :]
         places[tuple(0 if n == 1 else int(i) for i, n in zip(place, value.shape))] = None
@@ -145,7 +145,7 @@ _MOST_LOOKED_AT = 1000
 def _broken(rule: Rule, culprit: Culprit) -> Broken:
     inputs = [_comparable(x) for x in culprit.inputs if x is not None]
     if len(inputs) < len(culprit.inputs):
-        return None  # one was not measured
+        return None  # an input was not measured
     try:
         with np.errstate(all='ignore'):
             return rule.breaks(*inputs) if rule.says else rule.breaks(culprit, *inputs)
@@ -188,7 +188,7 @@ def largest_of(dtype: str) -> float:
     return _LARGEST.get(dtype, float(np.finfo(np.float32).max))
 
 
-# Rows of nothing but -Inf, made by a mask that hides a whole row.
+# Rows that are all -Inf, made by a mask that hides a whole row.
 
 
 def _rows_of_minus_inf(culprit: Culprit, logits: np.ndarray, *_) -> Broken:
@@ -221,7 +221,7 @@ def _labels_hidden(culprit: Culprit, logits: np.ndarray, labels: np.ndarray) -> 
 
 
 def _does_not_fit(culprit: Culprit, _, indices, labels, lengths) -> Broken:
-    """A label needs a frame for each symbol, and one more between two equal symbols."""
+    """Finds a label with too few frames: it needs one for each symbol, one between equal ones."""
     lengths = np.ravel(lengths)
     for row, frames in enumerate(lengths):
         symbols = np.ravel(labels)[np.asarray(indices)[:, 0] == row]
@@ -238,8 +238,8 @@ def _is_empty(what: str) -> Callable[..., Broken]:
     return lambda culprit, x, *_: '%s of an empty tensor' % what if x.size == 0 else None
 
 
-# Overflows. The largest possible result is compared with the end of the dtype's range. If it is
-# beyond, a non-finite result was too large: finite sums and products fail in no other way.
+# Overflows. If the largest possible result is beyond the dtype's range, a non-finite result is an
+# overflow: sums and products of finite numbers fail in no other way.
 
 
 def _overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broken]:
@@ -358,7 +358,7 @@ _RULES = [
         lambda x, y: (x < 0) & (y != np.floor(y)),
         'pow of a negative number with a broken exponent',
     ),
-    # Pairs of inputs with an Inf, such as a mask's, that give NaN.
+    # Pairs of inputs that give NaN because of an Inf, such as a mask's.
     _rule('Mul', _times_inf, '0 times Inf'),
     _rule('Add AddV2', lambda x, y: np.isinf(x) & (x == -y), 'Inf less Inf'),
     _rule('Sub', lambda x, y: np.isinf(x) & (x == y), 'Inf less Inf'),
@@ -388,5 +388,5 @@ _RULES += [
     )
 ]
 
-# Ops whose output is finite for a row with some -Inf, but NaN for a row of nothing but -Inf.
+# Ops whose output is finite for a row with some -Inf, but NaN for a row that is all -Inf.
 COPE_WITH_MINUS_INF = _types('%s %s' % (_SOFTMAX, _CROSS_ENTROPY))

@@ -13,8 +13,8 @@ class Range(NamedTuple):
     Attributes:
       dtype: the name of TensorFlow's dtype.
       shape: the shape.
-      min, max: of the finite elements (of the absolute values, if they are complex); None if
-        there are none.
+      min, max: of the finite elements (of the absolute values, if they are complex); None if no
+        element is finite.
       nan, inf: how many elements are NaN, and how many are infinite.
     """
 
@@ -55,7 +55,7 @@ class Range(NamedTuple):
 
 
 def numbers(value: np.ndarray) -> np.ndarray:
-    """The same numbers in a dtype that numpy can compare, unlike bfloat16."""
+    """The same numbers in a dtype that numpy can compare: it cannot compare bfloat16."""
     value = np.asarray(value)
     return value if value.dtype.kind in FLOATS_OF_NUMPY else value.astype(np.float32)
 

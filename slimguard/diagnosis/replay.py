@@ -55,7 +55,7 @@ class Replay(NamedTuple):
 def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -> int:
     """Replays a bundle and prints the result; for a log directory, lists its bundles.
 
-    Raises nothing but KeyboardInterrupt, BrokenPipeError, and SystemExit from the prompt.
+    Raises only KeyboardInterrupt, BrokenPipeError, and SystemExit from the prompt.
 
     Args:
       path: the folder of the bundle, or a log directory, on any file system of `tf.io.gfile`.
@@ -63,8 +63,8 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
       without: a row of the batch to replace in a second run.
 
     Returns:
-      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed:
-      the bundle is damaged or cannot run here, or `path` is no bundle.
+      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed,
+      since the bundle is damaged or cannot run here, or `path` is no bundle.
     """
     try:
         folder = files.as_path(path, 'bundle')
@@ -77,7 +77,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
         _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
     except BrokenPipeError:  # the reader of our output has ended
         raise
-    except Exception as error:  # a bundle can make libraries fail in unforeseen ways
+    except Exception as error:  # libraries raise all kinds of errors for a bad bundle
         _complain(path, '%s: %s' % (type(error).__name__, error))
     return 2
 
@@ -145,7 +145,7 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
 
 
 def replay(step: Step, explosion: str = '') -> Replay:
-    """Runs the step again, gate and all, and searches for what makes it bad.
+    """Runs the step with its gate again, and searches for what makes it bad.
 
     Args:
       step: the step.
@@ -175,8 +175,8 @@ def _reason_of(labels: List[Label], recorded: str = '') -> str:
 
     Args:
       labels: what was bad.
-      recorded: the reason of the `Incident`, if the step drew the same; else ''. Only the incident
-        tells where a limit came from: a multiple of a median, or `max_loss`.
+      recorded: the reason of the `Incident`, if the step was run with the same values; else ''.
+        Only this reason tells where a limit came from: a multiple of a median, or `max_loss`.
     """
     limits = {
         x.kind: 'above its limit: ' + x.name for x in labels if x.kind in (Label.LIMIT, Label.NORM)
@@ -186,10 +186,10 @@ def _reason_of(labels: List[Label], recorded: str = '') -> str:
 
 
 def _size_of_batch_with(step: Step, row: int) -> int:
-    """The size of the batch, if another row of it can replace `row`.
+    """The size of the batch; checks that it has `row` and another row to replace it.
 
     Raises:
-      BundleError: if there is no such row, or no other.
+      BundleError: if the batch does not have `row`, or has no other row.
     """
     size = batch_size(step)
     if size is None:

@@ -57,8 +57,8 @@ class Step:
 
     Args:
       exported: the step as plain data.
-      variables: called with names of variable ops; yields dictionaries with the values that they
-        had before the step. The variables of `ops` are read at once, the others if they are needed.
+      variables: called with names of variable ops; yields dictionaries with the values from before
+        the step. The variables of `ops` are read at once, the others only when needed.
       values: what the step drew, by the sources' names in the user's graph.
       gpu_options: the GPU options of the training's session, if it runs in this process.
 
@@ -94,7 +94,7 @@ class Step:
             except (KeyError, ValueError, TypeError) as error:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
         config = tf1.ConfigProto(allow_soft_placement=True, gpu_options=gpu_options)
-        # No Grappler: to rewrite the graph would take longer than the few runs of it.
+        # No Grappler: rewriting the graph would take longer than its few runs.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf1.Session(graph=self.graph, config=config)
         self.origins = Recorded(names['origins'])
@@ -130,7 +130,7 @@ class Step:
     def decide(self) -> List[Label]:
         """Runs the whole step, gate included; returns the labels of the checks that failed.
 
-        If none fails, the step updates the variables. Their old values are then loaded again.
+        If none fails, the step updates the variables, and their old values are loaded again.
         """
         self._load(self._loads)
         self._restore()
@@ -164,7 +164,7 @@ class Step:
         return list(self._givens.get(key(tensor), ()))
 
     def needs(self, op: tf.Operation) -> Iterator[tf.Operation]:
-        """Yields the ops that an op needs, and for a fed input those that computed its value."""
+        """Yields the ops that an op needs; for a fed input, the ops that computed the fed value."""
         yield from graphs.needs(op)
         for tensor in op.inputs:
             yield from (given.op for given in self.givens_of(tensor))
@@ -181,7 +181,7 @@ class Step:
         return op.type
 
     def can_fetch(self, tensor: tf.Tensor) -> bool:
-        """Whether `tensor` has one value: it is in no loop, and in no branch that was not taken."""
+        """Whether `tensor` has one value: no loop holds it, and no branch that was not taken."""
         if self.is_fed(tensor):
             return True
         if self.flow.is_in_loop(tensor.op):
@@ -221,7 +221,7 @@ class Step:
         except tf.errors.InvalidArgumentError as error:
             if len(tensors) == 1:
                 if 'not have value' in error.message or 'was dead' in error.message:
-                    return [None]  # its branch did not run after all
+                    return [None]  # the tensor's branch did not run
                 raise
             half = len(tensors) // 2
             halves = tensors[:half], tensors[half:]
@@ -270,8 +270,8 @@ class _Load(NamedTuple):
 
 def _import(exported: ExportedStep) -> None:
     try:
-        # The import adds default attributes to its argument in place. An exported step has them
-        # all already, so it stays as it is, and no copy is needed.
+        # The import adds default attributes to its argument in place. No copy is needed, since an
+        # exported step has all of them already.
         tf.import_graph_def(exported.graph_def, name='')
     except (ValueError, tf.errors.OpError, TypeError) as error:
         raise ReplayError(

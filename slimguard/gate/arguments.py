@@ -49,14 +49,14 @@ def require_loss_of(loss: tf.Tensor, train_op: TrainOp) -> None:
 def is_made_inside(train_op: TrainOp) -> bool:
     """Whether a train op is part of a v1 `tf.while_loop`, or of a function or v2 control flow.
 
-    Then the loop or function runs it, and no session can run a gate in its place.
+    Then the loop or function runs the train op, and no session can run a gate instead.
     """
     in_a_loop = graphs.loop_around_output(op_of(train_op)) is not None
     return in_a_loop or hasattr(train_op.graph, 'outer_graph')
 
 
 def require_outside(train_op: TrainOp) -> None:
-    """Raises ValueError if no session can run a gate of `train_op` in its place."""
+    """Raises ValueError if no session can run a gate instead of `train_op`."""
     if is_made_inside(train_op):
         raise ValueError(
             'train op %r is made inside of a tf.while_loop, a v2 tf.cond or a tf.function, which '
@@ -78,7 +78,7 @@ def as_train_op(train_op) -> TrainOp:
     `assign` of a resource variable returns a variable, and so does SyncReplicasOptimizer.
 
     Raises:
-      TypeError, RuntimeError: for anything else.
+      TypeError, RuntimeError: if it is none of these.
     """
     if isinstance(train_op, tf.Variable) and not tf.executing_eagerly():
         return train_op.op
@@ -93,7 +93,7 @@ def as_train_op(train_op) -> TrainOp:
 
 def _require_graph(element, name: str) -> None:
     is_tensor = isinstance(element, (tf.Tensor, tf.Operation))
-    # Only eager tensors have a `numpy` method; in eager mode optimizers return None.
+    # Eager mode: only eager tensors have a `numpy` method, and optimizers return None.
     if hasattr(element, 'numpy') if is_tensor else tf.executing_eagerly():
         raise RuntimeError(
             '%s is no tensor of a graph, as TensorFlow runs eagerly, and slimguard guards graphs. '

@@ -2,14 +2,14 @@
 
 The workers of a `SyncReplicasOptimizer` put gradients into accumulators and wait for a token. The
 chief has a queue runner, whose thread runs one op again and again, the *sync op*: it takes the mean
-of the gradients, updates the variables and the global step, hands out the tokens, and brings moving
-averages of the variables up to date.
+of the gradients, updates the variables and the global step, hands out the tokens, and updates
+moving averages of the variables.
 
-The writes of that op go behind a gate of their own. The chief then hands out the tokens in any
-case, so that no worker waits for ever, but only after the decision, so that no worker reads a value
-that is about to be undone. Each accumulator counts the times that gradients are taken from it, and
-drops a gradient of an earlier step. A bad update leaves the global step as it was, so the gate sets
-the accumulators back to that step; else they would drop all gradients that follow.
+The writes of that op go behind a gate of their own. The chief then always hands out the tokens, so
+that no worker waits forever; but only after the decision, so that no worker reads a value that is
+about to be undone. Each accumulator counts how often gradients are taken from it, and drops
+gradients of earlier steps. A bad update leaves the global step as it was, so the gate sets the
+accumulators back to that step; else they would drop all later gradients.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set
@@ -51,16 +51,16 @@ class ChiefUpdate(NamedTuple):
 
     @property
     def without_tokens(self) -> Dict[tf.Operation, GuardedBefore]:
-        """Makes the plan treat an op that waits for the tokens as one that waits for the update."""
+        """For the plan, an op that waits for the tokens counts as waiting for the update."""
         return {self.enqueue: GuardedBefore(self.update, frozenset())}
 
 
 def find_chief_updates(graph: tf.Graph, filled: Set[tf.Operation]) -> List[ChiefUpdate]:
-    """The updates that take gradients from the accumulators `filled`, but for guarded ones.
+    """The unguarded updates that take gradients from the accumulators `filled`.
 
     Raises:
-      ValueError: if an update has no queue runner, or is not made as TensorFlow's
-        `SyncReplicasOptimizer` makes it.
+      ValueError: if an update has no queue runner, or is not the update of TensorFlow's
+        `SyncReplicasOptimizer`.
     """
     if not has_token_queue(graph):
         return []  # accumulators of the user's own
@@ -99,7 +99,7 @@ def _hands_out_tokens(op: tf.Operation) -> bool:
 def _update_before(enqueue: tf.Operation) -> tf.Operation:
     """The update that the tokens, or the ops that make them, wait for."""
     made = [enqueue]
-    for op in made:  # the list grows meanwhile
+    for op in made:  # the list grows in the loop
         made.extend(t.op for t in op.inputs if t.op not in made)
     waited_for = dict.fromkeys(control for op in made for control in op.control_inputs)
     updates = [op for op in waited_for if takes_accumulated(op)]
@@ -113,7 +113,7 @@ def _only(found: Sequence[tf.Operation], sync_op: tf.Operation) -> tf.Operation:
 
 
 def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool:
-    """Has the chief run the guarded update and then hand out the tokens, even if it wrote nothing.
+    """Makes the chief run the guarded update, and hand out the tokens even if it wrote nothing.
 
     Args:
       guarded: the train op that runs the guarded update.
@@ -136,7 +136,7 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
 
 
 def _read(read: tf.Tensor) -> tf.Tensor:
-    """Reads again the variable whose value a tensor is."""
+    """Reads again the variable that a tensor was read from."""
     variable = graphs.variable_read(read)
     if variable is None:
         raise ValueError('%r, which the tokens tell, is the value of no variable' % read.name)
@@ -146,7 +146,7 @@ def _read(read: tf.Tensor) -> tf.Tensor:
 def _settle_accumulators(
     accumulators: Sequence[tf.Operation], step: tf.Tensor, written: tf.Tensor
 ) -> List[tf.Tensor]:
-    """By task, a token that arrives when no accumulator there is ahead of the global step."""
+    """By task, a token: it arrives when no accumulator of the task is ahead of the global step."""
     by_task: Dict[tuple, List[tf.Operation]] = {}
     for accumulator in accumulators:
         by_task.setdefault(task_of(accumulator.device), []).append(accumulator)

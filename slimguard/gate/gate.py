@@ -43,7 +43,7 @@ class Gate:
     """The tensors and properties of one guarded train op; hooks and loops fetch from it.
 
     Attributes:
-      train_op: the guarded train op, of the kind (Tensor or Operation) that was given.
+      train_op: the guarded train op: a Tensor or an Operation, as the given one was.
       original: the train op that was given.
       loss: the floating scalar that counts as the step's loss, or None.
       written: bool scalar, whether the step was written. This, `bad` and `step` are read after the
@@ -68,13 +68,14 @@ class Gate:
       raises: whether a bad step raises `InvalidArgumentError` in the session.
       values: by the key of a tensor fetched beside the train op, the tensor to fetch in its place.
       transient: the ops of the variables that any bad step may make non-finite until it restores
-        them; another thread may read them meanwhile. Empty for most gates: their bad steps write
-        only if an update overflows inside the optimizer, and undo that update.
-      beside: the guarded runs that threads make beside these steps: updates that the chief of
-        synchronous replicas makes of their gradients, and summaries that write.
+        them; another thread may read them in between. Empty for most gates, since their bad steps
+        write, and then undo, only an update that overflows inside the optimizer.
+      beside: the guarded runs that threads make beside these steps: the updates of the chief of
+        synchronous replicas, and summaries that write.
       takes_from: for the gate of a chief's update, the accumulators that it takes gradients from.
-      is_beside: whether a thread makes the gate's runs beside the steps, which do not fetch it.
-      fed: the computed tensors of the step that its runs feed; most gates have none.
+      is_beside: whether a thread makes the gate's runs beside the steps; the steps do not fetch
+        this gate.
+      fed: the computed tensors that runs of the step feed; empty for most gates.
       trains: whether it may guard a train op; False for a run that only writes.
       ranks: the processes that run the step together, and decide as one; see `Ranks`.
     """
@@ -85,7 +86,7 @@ class Gate:
     bad: tf.Tensor
     labels: Tuple[Label, ...]
     step: Optional[tf.Tensor]
-    watched: Any  # it is the key of a feed, and type stubs take a Tensor for unhashable
+    watched: Any  # a feed's key, but type stubs call a Tensor unhashable
     untold: Untold
     untold_count: tf.Tensor
     is_good: tf.Tensor
@@ -108,7 +109,7 @@ class Gate:
     beside: Tuple[Beside, ...] = ()
 
     def run_beside(self, other: 'Gate') -> None:
-        """Reports bad runs of a gate that a thread runs to the watchers of this gate's steps."""
+        """Lets this gate's watchers learn of bad runs of `other`, which a thread runs."""
         other.is_beside = True
         with ops.our_scope(self.train_op.graph, 'beside'):
             self.beside += (Beside(other, other.untold.count_after(self.bad)),)
@@ -145,12 +146,12 @@ class Gate:
 
 
 def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
-    """The gates of a graph, by the names of the given train op and of the guarded one."""
+    """The gates of a graph, each by two names: of its original and of its guarded train op."""
     return graphs.kept_on(graph, 'gates', dict)
 
 
 def ranks_in(graph: tf.Graph) -> Ranks:
-    """The processes that run a graph's guarded steps together; else this process alone."""
+    """The processes that run a graph's guarded steps together; or this process alone."""
     found = (gate.ranks for gate in gates_of(graph).values())
     return next((each for each in found if each.are_several), Ranks())
 
@@ -172,7 +173,7 @@ def gate_of(train_op: TrainOp) -> Optional[Gate]:
 
 
 def original_of(train_op: TrainOp) -> TrainOp:
-    """The given train op of a guarded one; `train_op` itself if it is not guarded.
+    """The original of a guarded train op; `train_op` itself if it is not guarded.
 
     An imported graph may hold train ops that were guarded when it was saved. Their `Gate` objects
     are lost, so no watcher can watch them.
@@ -187,9 +188,9 @@ def original_of(train_op: TrainOp) -> TrainOp:
 def through_gates(
     graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
 ) -> Callable[[tf.Operation], Iterable[tf.Operation]]:
-    """A function for `graphs.ancestors`: the ops that an op needs if some tensors are fed.
+    """A function for `graphs.ancestors`: the ops that an op needs if the tensors `fed` are fed.
 
-    A guarded train op needs its original alone, so that ancestors are found through the gates.
+    It returns only the original for a guarded train op, to find ancestors through gates.
     """
     fed_keys = set(map(key, fed))
     originals = {op_of(gate.train_op): op_of(gate.original) for gate in gates_of(graph).values()}

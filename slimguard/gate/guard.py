@@ -26,14 +26,14 @@ from slimguard.gate.reading.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
 from slimguard.system.log import log
 
-# The name by which a graph keeps its `LearningRates`, if it has any; see learning_rates.py.
+# A graph keeps its `LearningRates`, if any, under this name; see learning_rates.py.
 KEPT_RATES = 'learning_rates'
 
 
 def gated_writes(
     train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
 ) -> Set[tf.Operation]:
-    """The writes that a gate would clone; a run that also fetches one of them would write twice.
+    """The writes that a gate clones; a run that also fetches one of these writes it twice.
 
     Args:
       train_op, loss, fed: as for `guard_with_values`.
@@ -64,8 +64,8 @@ def guard(
     ``check_numerics`` of its own around the loss, a bad step raises
     `tf.errors.InvalidArgumentError` instead.
 
-    New ops live under the scope ``slimguard``. What exists in the graph stays as it is, with three
-    exceptions. A write of the forward pass (``slim.batch_norm(updates_collections=None)``, or
+    New ops live under the scope ``slimguard``. The graph's existing ops stay as they are, with
+    three exceptions. A write of the forward pass (``slim.batch_norm(updates_collections=None)``, or
     update ops under ``tf.control_dependencies`` around ``minimize``) gets a control input, so that
     the variable is copied before it. The queue runner of a `SyncReplicasOptimizer` runs a guarded
     update. The returned op takes the place of `train_op` in the TRAIN_OP collection.
@@ -84,8 +84,8 @@ def guard(
         from an earlier step, with a small loss.
 
     Returns:
-      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
-      (zeros, for integers and the like), if the update itself computes the value. A train op that
+      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss. If the
+      update itself computes the value, it is NaN, or zeros for types without NaN. A train op that
       is guarded already is returned unchanged; one from a file, by `import_meta_graph`, gets a new
       gate.
 
@@ -110,7 +110,7 @@ def guard(
         if is_new and gate.loss is None and any(map(graphs.is_apply, gate.writes)):
             log().warning(NOT_KNOWN, gate.original.name, _NONE_GIVEN)
         return gate.train_op
-    # Each replica calls this, with a loss of its own. They share the update, and so the gate.
+    # Each replica calls this, with a loss of its own. The replicas share the update, and the gate.
     gate = replica.merge_call(_guard_replicas, args=(train_op, loss, max_loss))
     value = gate.values.get(key(train_op)) if isinstance(train_op, tf.Tensor) else None
     if value is None:
@@ -152,14 +152,14 @@ def guard_with_values(
     fed: Sequence[tf.Tensor] = (),
     trains: bool = True,
 ) -> Gate:
-    """As `guard`, for a step that fetches other tensors too, which then wait for the train op.
+    """As `guard`, for a step that also fetches `values`, which then wait for the train op.
 
     Args:
       train_op, loss, max_loss: as for `guard`, and checked.
       values: tensors that the train op needs; `Gate.values` has the tensors to fetch for them.
-      fed: computed tensors of the step that its runs feed. Other runs need another train op, since
-        a train op has one gate.
-      trains: whether the forward pass may write; if False, the gate holds back each write.
+      fed: computed tensors that runs of the step feed. Runs that feed others need another train op,
+        since a train op has one gate.
+      trains: whether the forward pass may write; if False, the gate holds back all writes.
     """
     graph = train_op.graph
     if gate_of(train_op) is None:
@@ -213,7 +213,7 @@ def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
     made: List[Gate] = []
     try:
         for update in find_chief_updates(gate.train_op.graph, filled):
-            # On the device of the steps: their watchers also watch the chief's updates.
+            # On the device of the steps, since their watchers also watch the chief's updates.
             near = gate.written.op.device
             plan = make_plan(update.train_op, None, update.without_tokens, chief_at=near)
             chief = build(plan, None)
@@ -228,7 +228,7 @@ def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
 
 
 def _warn_of_chief(train_op: TrainOp, why: object) -> None:
-    """Warns, once for a train op, that the update made of its gradients is not guarded."""
+    """Warns, once for each train op, that the update with its gradients is not guarded."""
     warned = graphs.kept_on(train_op.graph, 'warned_of_chief', set)
     if train_op.name not in warned:
         warned.add(train_op.name)
@@ -252,7 +252,7 @@ def _require_open_graph(train_op: TrainOp) -> None:
 
 @contextlib.contextmanager
 def _no_collection():
-    """Pauses garbage collection, which would take as long as creating the ops, and free no op."""
+    """Pauses garbage collection: it takes as long as creating the ops, and would free none."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,8 @@
 """Histogram summaries of values that are not finite.
 
-For these TensorFlow's op raises "Nan in summary histogram for: ...". If a Supervisor's thread or a
-`SummarySaverHook` runs it, this ends the training, although the gate would have held the bad step.
+TensorFlow's op raises "Nan in summary histogram for: ..." for such values. In a Supervisor's thread
+or a `SummarySaverHook` this error ends the training, although the gate would have held the bad
+step.
 """
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     """Makes histogram summaries of the graph show only finite values, instead of raising.
 
     If all values are finite, the histogram is unchanged. Ops that a session may have seen stay as
-    they are: they can get no new inputs.
+    they are, since they can get no new inputs.
     """
     histograms = [op for op in graph.get_operations() if _may_raise(op)]
     if not histograms or graph.finalized:

@@ -24,8 +24,8 @@ from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of
 
-# The names of a kernel's learning rate; the first one that the kernel has counts. AddSign also has
-# an `alpha`.
+# The names of a kernel's learning rate. The first name that the kernel has counts: the `alpha` of
+# AddSign is something else.
 _RATES = ('lr', 'alpha')
 _ADDED = ('value', 'updates')
 # Ops that add to a variable, or subtract from it.
@@ -48,11 +48,11 @@ class _Input(NamedTuple):
 
 
 class LearningRates:
-    """The factor of all learning rates of one graph; `learning_rates_of` makes it.
+    """The factor of all learning rates of one graph; `scale_learning_rates` makes it.
 
     Args:
       graph: the graph; ops are added to it.
-      device: where the factor is kept; the same for all processes that are to share it.
+      device: where the factor is kept; processes that share the factor pass the same device.
 
     Attributes:
       is_used: whether the factor multiplies anything.
@@ -78,8 +78,9 @@ class LearningRates:
                 table_handle=table, keys=where, values=self._value
             )
             # A session that has seen an op runs it with its old inputs, and TensorFlow does not say
-            # which ops a session has seen. So `Untold.clear`, which no step runs, gets a new input,
-            # too: it leaves a sign in the table if the session uses the new inputs.
+            # which ops a session has seen. So `Untold.clear`, which no step runs, also gets a new
+            # input: if the session uses the new inputs, a run of `clear` leaves a sign in the
+            # table.
             no_sign = tf.constant(0.0, tf.float64)
             self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
             self._leave_sign = tf.raw_ops.LookupTableInsertV2(
@@ -137,7 +138,7 @@ class LearningRates:
         self.is_used = self.is_used or bool(inputs)
 
     def _times(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor times the factor, made once for all that take it."""
+        """The tensor times the factor; the op is made once for all consumers."""
         if key(tensor) not in self._scaled:
             with tf.device(tensor.op.device or None):
                 factor = tf.cast(self._factor, tensor.dtype.base_dtype)
@@ -151,7 +152,7 @@ def learning_rates_of(graph: tf.Graph) -> Optional[LearningRates]:
 
 
 def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
-    """Multiplies the learning rates of a graph by a factor, also those of later gates.
+    """Multiplies the learning rates of a graph, also those of later gates, by a factor.
 
     Args:
       graph: the graph; finalized or not.
@@ -180,7 +181,7 @@ def _device_for(graph: tf.Graph, is_shared: bool) -> str:
 
 
 def _inputs_to_scale(gate: Gate) -> List[_Input]:
-    """The inputs of a gate to multiply, so that each update of a weight shrinks by the factor."""
+    """The inputs of a gate to multiply, so that all updates of weights shrink by the factor."""
     graph = gate.train_op.graph
     trainable = {variable.name for variable in graphs.trainable_in(graph)}
     writes = graphs.Writes(graph)
@@ -199,15 +200,16 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
             if graphs.constant_scalar(clone.inputs[index]) is None or graphs.is_apply(write):
                 found.append(_Input(clone, index))
         elif not gate.trains:
-            continue  # a run that only writes, as one that clips weights, has no rate to scale
+            continue  # a run that does not train, such as one that clips weights, has no rate
         elif graphs.is_apply(write) or scaled.isdisjoint(graphs.ancestors([write])):
-            # Only an assignment after a scaled update may stay: it is a constraint on the weight.
+            # An assignment after a scaled update is a constraint on the weight. No other write may
+            # stay.
             raise NoLearningRateError(_NO_RATE % (write.type, write.name))
     return found
 
 
 def _index_of_rate(write: tf.Operation) -> Optional[int]:
-    """The index of the learning rate or the added value among a write's inputs; None without."""
+    """The index of the learning rate, or of the added value, among a write's inputs; or None."""
     names = [argument.name for argument in arguments_of(write)]
     roles = _RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
     return next((names.index(role) for role in roles if role in names), None)

@@ -1,7 +1,7 @@
-"""Runs that write and train nothing, behind a gate of their own.
+"""Guards runs that write but do not train, each by a gate of its own.
 
 Examples are a run of slim's update ops alone, and an evaluation whose forward pass updates batch
-norm's moving averages, if a guarded train op puts these back after a bad step.
+norm's moving averages, if the gate of a train op restores these after a bad step.
 :mod:`slimguard.unedited.own_updates` finds the updates that a script computes itself.
 """
 
@@ -18,14 +18,14 @@ from slimguard.graph import TrainOp, op_of, ops
 
 
 def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
-    """The gate of a run that writes and trains nothing: no bad value is written.
+    """The gate of a run that writes but does not train: no bad value is written.
 
     Args:
       elements: the elements that are fetched together.
       fed: as for `guard_with_values`.
 
     Raises:
-      ValueError: if one of their writes can be neither held back nor put back.
+      ValueError: if the gate can neither hold back nor undo one of their writes.
     """
     values = [element for element in elements if isinstance(element, tf.Tensor)]
     with ops.our_scope(elements[0].graph, 'step'):
@@ -38,7 +38,7 @@ def guard_summary(
 ) -> Optional[tf.Tensor]:
     """Guards a summary op that writes variables; watchers of the train op learn of its bad runs.
 
-    A Supervisor runs it in a thread of its own, on a batch that no step sees.
+    A Supervisor runs the summary op in a thread, on a batch that no step sees.
 
     Args:
       summary_op: a string Tensor, or nothing.
@@ -65,7 +65,7 @@ def guard_summary(
 
 
 def _makes_updates(op: tf.Operation) -> bool:
-    """Whether a run of `op` makes update ops, or forward writes of a guarded train op.
+    """Whether a run of `op` runs update ops, or forward writes of a guarded train op.
 
     Update ops that write only local variables, as a metric's do, are left out.
     """

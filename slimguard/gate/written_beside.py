@@ -1,8 +1,9 @@
-"""Writes beside the train op: those that a run makes together with it.
+"""Writes beside the train op: the writes that a run makes together with it.
 
 Examples are a running mean of the input and a counter: `session.run([train_op, update_mean])`. They
-see the same batch, so they go through the same gate, and a bad step leaves them as they were. Local
-variables are exempt: no checkpoint holds them, and a metric may be NaN in a good step.
+see the same batch, so they go through the same gate, and a bad step does not change their
+variables. Local variables are exempt: no checkpoint holds them, and a metric may be NaN in a good
+step.
 """
 
 from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
@@ -21,7 +22,7 @@ MOST_NAMES = 5
 
 
 class OutsideTheGateError(ValueError):
-    """A write that is fetched beside a guarded train op goes around the gate."""
+    """A run fetches a guarded train op, and a write that would go around its gate."""
 
     of = 'the update of'  # put before the name of the update
 
@@ -33,14 +34,14 @@ def written_beside(
 ) -> List[TrainOp]:
     """The fetched elements that write and go through the gate of the train ops.
 
-    Update ops of slim's always do. Any other element does if its update comes after each use that
-    the step makes of its variables, as with the state of a recurrent layer: a gate delays the
+    slim's update ops always go through it. Another element does if the step uses the element's
+    variables only before their update, as with the state of a recurrent layer: a gate delays the
     update until the decision, and must not change the values that the step reads.
 
     Args:
       elements: the fetched elements that do not train, each once.
       training: the fetched elements that train, together.
-      on_refusal: called for each update that depends on the batch and stays outside the gate, with
+      on_refusal: called for each update that depends on the batch and stays outside the gate; takes
         the names of its variables, and the reason as an error.
     """
     graph = training[0].graph
@@ -71,7 +72,8 @@ def _is_last_at(write: tf.Operation, variable: tf.Operation, theirs: Set[tf.Oper
     if variable not in theirs:
         return True
     uses = _users(variable) & theirs
-    # An Identity of a reference returns the variable's own memory, so its users read that, too.
+    # An Identity of a reference returns the variable's own memory, so its consumers read the
+    # variable, too.
     reads = [op for op in uses if op.type == 'Identity' and graphs.is_reference(op.inputs[0])]
     uses.update(user for read in reads for user in _users(read) & theirs)
     return uses.issubset(graphs.ancestors([write]))
@@ -103,13 +105,13 @@ def refuse_around(
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
     Such a run fetches the original of a write that a gate holds back, or another write that depends
-    on the batch. A write that does not depend on it, such as a counter, is only logged, once.
+    on the batch. A write that does not depend on the batch, such as a counter, is only logged once.
 
     Args:
       elements: the fetched elements.
       found: the gates of the train ops that the run fetches.
       fed: the fed tensors that the step would otherwise compute.
-      named: the names of the variables in earlier log lines; this call adds those that it logs.
+      named: the names of the variables in earlier log lines; this call adds the names that it logs.
       by: the name of the hook that fetches the elements; '' for the loop.
 
     Raises:
@@ -119,7 +121,7 @@ def refuse_around(
     others = {op_of(each): each for each in elements if op_of(each) not in guarded}
     others = {op: each for op, each in others.items() if not op.name.startswith(graphs.OURS)}
     if not others and len(guarded) < 2:
-        return  # as in most steps: the graph need not be read
+        return  # most steps: no need to read the graph
     fed_keys = set(map(key, fed))
 
     def needs(op: tf.Operation) -> Iterable[tf.Operation]:
@@ -142,7 +144,8 @@ def refuse_around(
             told = (by, element.name, first, texts.listed(names, MOST_NAMES))
             raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
         waits = not guarded.isdisjoint(needed[op])
-        # No line for variables that the train op uses: the script sets these, like learning rates.
+        # Do not log variables that the train op uses: the script sets these, as it sets learning
+        # rates.
         used = set() if waits else {each.name for each in theirs}
         for name in sorted(set(names) - used - named):
             named.add(name)
@@ -156,13 +159,13 @@ def _refuse_again(
     written: '_Written',
     by: str,
 ) -> None:
-    """Refuses a run that makes a write as well as the clone that a gate has of it.
+    """Refuses a run that makes both a write and a gate's clone of this write.
 
     Args:
       others: the elements fetched beside the guarded train ops, each with all ops that it runs.
       found: the gates; two of them may have clones of one write.
       written: as in `refuse_around`.
-      by: who fetches it, in words.
+      by: who fetches the write, in words.
     """
     of_gates = [(gate, gate.original, set(gate.writes)) for gate in found]
     for gate in found:
@@ -182,7 +185,7 @@ class _Batch:
     variable that is read after a write of the same run has the written value.
 
     Args:
-      theirs: all ops that the train ops run.
+      theirs: all ops that the train ops need.
       run: all ops of the run.
       needs: returns the ops that an op waits for.
       guarded: the guarded train ops, whose values depend on the batch.
@@ -208,7 +211,7 @@ class _Batch:
         self._drawn = set(filter(is_drawn, drawn)) | guarded
 
     def is_taken_in_by(self, some: Iterable[tf.Operation]) -> bool:
-        """Whether one of some writes depends on the batch."""
+        """Whether one of the writes `some` depends on the batch."""
         return not self._drawn.isdisjoint(graphs.ancestors(some, self._values_of))
 
     def _values_of(self, op: tf.Operation) -> Iterable[tf.Operation]:

@@ -1,4 +1,4 @@
-"""Reads and edits a `tf.Graph`; knows no gates.
+"""Reads and edits a `tf.Graph`; does not use gates.
 
     walk.py          an op's declaration, and the ops that must run before it
     variables.py     variables, by reference and by resource handle
@@ -7,10 +7,10 @@
     control_flow.py  conditions and loops around an op
     source_lines.py  which line of the user's code made an op
     devices.py       the device for an op that serves another
-    ops.py           creates ops: in our scope, at the place of another op, or as a copy of one
+    ops.py           creates ops: in our scope, on the device of another op, or as a copy
     sessions.py      the sessions on a graph, and a wrapper that stands in for one
     kept.py          values of ours that are kept on a graph or a session
-    single_runs.py   slimguard's own runs, made once or seldom, and runs with fixed fetches
+    single_runs.py   slimguard's own runs: those made once or seldom, and with fixed fetches
     token_queues.py  the queue and the runner that synchronous workers wait for
 
 Only `ops` adds ops to a graph; `single_runs` adds the tensor that it feeds. The names exported

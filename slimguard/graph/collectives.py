@@ -1,4 +1,4 @@
-"""Ops that several processes run together: each process waits in them for all the others."""
+"""Ops that several processes run together: each process waits in them for all others."""
 
 import re
 from typing import Any, Iterable, List, Set
@@ -9,7 +9,7 @@ _TYPES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
 
 
 def is_collective(op_type: str) -> bool:
-    """Whether ops of a type add up, gather or hand on the values of several processes."""
+    """Whether ops of a type add up, gather or pass on the values of several processes."""
     return _TYPES.match(op_type) is not None
 
 

@@ -1,7 +1,7 @@
 """The conditions and loops that the ops of a graph run in.
 
 :class:`Flow` reads them from the Switch, Merge, Enter and Exit ops alone. The functions after it
-look into the records that TensorFlow keeps while it builds a `tf.cond` or `tf.while_loop`. That is
+read the records that TensorFlow keeps while it builds a `tf.cond` or `tf.while_loop`. This is
 quicker, but an imported graph has no such records.
 """
 
@@ -31,7 +31,7 @@ class Flow:
     """The conditions and loops of v1 control flow around the ops of a step.
 
     Args:
-      ops: the ops, each after what it needs.
+      ops: the ops, in topological order.
     """
 
     def __init__(self, ops: Sequence[tf.Operation]):
@@ -50,7 +50,7 @@ class Flow:
         return found
 
     def is_in_loop(self, op: tf.Operation, loop: str = '') -> bool:
-        """Whether `op` has a value for each turn of a loop: of `loop`, or of any if it is empty."""
+        """Whether `op` runs in each iteration of the loop `loop`; of any loop, if that is ''."""
         frames = self._frames.get(op, ())
         return loop in frames if loop else bool(frames)
 
@@ -95,7 +95,7 @@ def is_seen_from(tensor, op):
     """Whether `tensor` has one value wherever `op` runs, as far as v1 control flow goes.
 
     A tensor of a branch has no value if the branch does not run, and a tensor of a loop has another
-    value in each iteration. So a tensor made inside either is seen only there.
+    value in each iteration. So only ops inside can use such a tensor.
     """
     made_in, context = context_of(tensor.op), context_of(op)
     while context is not None and context is not made_in:
@@ -119,7 +119,7 @@ def loop_around(op):
 def loop_around_output(op):
     """The outermost v1 `tf.while_loop` that the outputs of `op` belong to, or None.
 
-    The results of a loop belong outside of it, although the loop runs the ops that return them.
+    The results of a loop belong outside of the loop, although their ops run inside.
     """
     return _outermost_loop(context_of(op))
 

@@ -1,8 +1,8 @@
 """The device on which a tensor is checked: the gate's own, or the CPU of the tensor's task.
 
-A *task* is one process of a cluster. Flags about values in another task are joined there, to cross
-the network as one tensor. Findings about values on an accelerator are joined there, to reach the
-CPU as one tensor.
+A *task* is one process of a cluster. Flags about values of another task are joined in that task, to
+cross the network as one tensor. Findings about values on an accelerator are joined on it, to reach
+the CPU as one tensor.
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from slimguard.graph.walk import is_reference
 
 
 def task_of(device: str) -> tuple:
-    """The task that a device belongs to; the same for all devices that name none."""
+    """The task that a device belongs to; one value stands for all devices without a task."""
     spec = tf1.DeviceSpec.from_string(device)
     return spec.job, spec.replica or 0, spec.task or 0
 
@@ -25,7 +25,7 @@ def processor_of(device: str) -> str:
 
 
 class Home:
-    """The place where the findings of all checks come together.
+    """The device where the findings of all checks come together.
 
     Attributes:
       device: the device, a CPU.
@@ -43,10 +43,10 @@ class Home:
         return self.device if is_here else processor_of(device)
 
     def joins_at(self, tensor: tf.Tensor) -> str:
-        """A key: findings about tensors of one key are joined before they go to `device_near`.
+        """A key: findings about tensors with the same key are joined, and then go to `device_near`.
 
-        They are joined on the device of the first. A tensor of this task that names no device may
-        be on any device, so its key differs from that of a tensor on the CPU.
+        They are joined on the device of the first. A tensor without a device may be anywhere in
+        this task, so it does not have the key of a tensor on the CPU.
         """
         device = device_of(tensor.op)
         spec = tf1.DeviceSpec.from_string(device)
@@ -57,9 +57,9 @@ class Home:
         return device
 
     def near(self, tensor: tf.Tensor) -> tf.Operation:
-        """The op on whose device to check a tensor: its own, or `op` for a scalar of another task.
+        """The op on whose device a tensor is checked: its own; `op` for a scalar of another task.
 
-        Such a scalar is sent here as it is: its sum of squares would have to be sent as well.
+        Such a scalar is sent as it is: its sum of squares would be another scalar to send.
         """
         comes = tensor.shape.rank == 0 and not is_reference(tensor)
         return self.op if comes and self.device_near(tensor) != self.device else tensor.op

@@ -1,13 +1,14 @@
-"""Values of ours that are kept on an object of TensorFlow, such as a graph or a session."""
+"""Keeps values of ours on an object of TensorFlow, such as a graph or a session."""
 
 from typing import Any, Callable
 
 
 def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
-    """A value that we keep on an object of TensorFlow, made when it is first asked for.
+    """The value that we keep on an object of TensorFlow; the first call makes it.
 
-    The value is an attribute of the object. A dictionary of ours would keep both for ever, since
-    the value refers to the object; and of values in a graph's collection `export_meta_graph` warns.
+    The value is an attribute of the object. A dictionary of ours would keep both alive forever,
+    since the value refers to the object; and `export_meta_graph` warns of values in a graph's
+    collections.
     """
     name = '_slimguard_' + name
     kept = getattr(thing, name, None)

@@ -1,4 +1,4 @@
-"""Creates ops: in a scope of ours, at the place of another op, or as a copy of one."""
+"""Creates ops: in a scope of ours, on the device of another op, or as a copy of one."""
 
 import contextlib
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -23,10 +23,10 @@ _JOINED = (tf.float64, tf.float32, tf.bfloat16)
 def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
     """The scope ``slimguard/<name>``, outside of the caller's scopes, devices and dependencies.
 
-    XLA compiles no op that is made there. With fast math (TensorFlow 1.15, on the CPU) XLA may
-    assume that no number is a NaN, and answer a comparison accordingly. XLA may also compute a
-    value twice, but the gradient that is checked has to be, bit by bit, the one that the update
-    takes. XLA computes a value once if an op that it does not compile takes the value.
+    XLA compiles no op that is made in it. With fast math (TensorFlow 1.15, on the CPU) XLA may
+    assume that no number is NaN, and answer comparisons accordingly. XLA may also compute a value
+    twice, but the gate must check bit by bit the gradient that the update takes. XLA computes a
+    value once if an op that it does not compile takes the value.
     """
     with graph.as_default(), graph.name_scope(None), graph.name_scope(OURS), tf.device(None):
         with tf.control_dependencies(None), graph.name_scope(name), tf_private.uncompiled(graph):
@@ -34,7 +34,7 @@ def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
 
 
 def at(op: tf.Operation):
-    """A context in which new ops are where `op` is: on its device, and colocated with it."""
+    """A context in which new ops are on the device of `op`, and colocated with it."""
     return op.graph.colocate_with(op, ignore_existing=True)
 
 
@@ -45,7 +45,7 @@ def create_at(
     dtypes: Sequence[tf.DType],
     **attributes: Any,
 ) -> tf.Operation:
-    """Creates an op where `near` is, as under `at`, but in half the time: a variable needs many.
+    """Creates an op as under `at(near)`, but in half the time: each variable needs many ops.
 
     Args:
       near: the op to be colocated with.
@@ -84,7 +84,7 @@ def assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
 
 
 def is_initialized(variable: tf.Operation) -> tf.Tensor:
-    """Whether a variable has a value: a bool scalar, where the variable is."""
+    """Whether a variable has a value: a bool scalar on the variable's device."""
     with at(variable):
         if is_resource(variable):
             return tf.raw_ops.VarIsInitializedOp(resource=variable.outputs[0])
@@ -94,9 +94,9 @@ def is_initialized(variable: tf.Operation) -> tf.Tensor:
 def short_together(tensors: Sequence[tf.Tensor]) -> List[List[int]]:
     """Groups short vectors of one length, to be joined; all other tensors stay alone.
 
-    The vectors of a group have one dtype, one device, and makers of one type, since TensorFlow
-    places an op that names no device by its type. So no vector has to cross to another device
-    first.
+    The vectors of a group have one dtype and one device, and ops of one type made them, since
+    TensorFlow places an op without a device by its type. So no vector has to move to another
+    device.
 
     Returns:
       The groups, each a list of indices.
@@ -127,12 +127,12 @@ def none_of(flags: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
 
 
 def merge(tensors: Sequence[tf.Tensor], name: Optional[str] = None) -> tf.Tensor:
-    """Whichever of `tensors` is not dead."""
+    """The one of `tensors` that is not dead."""
     return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
 
 
 def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
-    """`value` twice: the first is alive if `pred` is true, the second if it is false."""
+    """`value` twice: the first tensor is alive if `pred` is true, the second if it is false."""
     switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
     return (
         tf.identity(switch.output_true, name + '_true'),
@@ -143,8 +143,8 @@ def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.
 def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
     """`tensor`, once all of `first` have run.
 
-    Newer versions of TensorFlow mark the ops that `tf.control_dependencies` is given, and warn if a
-    session has seen one. So only our own ops are passed to it.
+    Newer versions of TensorFlow mark the ops that are passed to `tf.control_dependencies`, and warn
+    if a session has seen one. So it gets only our own ops.
     """
     needed = list(dict.fromkeys(map(op_of, first)))
     if len({op.device for op in needed}) > 1:  # each device sends one signal
@@ -159,7 +159,7 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
-    """As `tf.group`, for ops that a session may have run: see `after`."""
+    """As `tf.group`, but for ops that a session may have run: see `after`."""
     parts = _on_each_device(operations, name)
     return parts[0] if len(parts) == 1 else _waiting_for(parts, '', name)
 
@@ -181,9 +181,9 @@ def _waiting_for(operations: Iterable[tf.Operation], device: str, name: str) -> 
 
 
 def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
-    """Brings a value out of the `tf.cond` branches of `op`: `default` if one is not taken.
+    """Brings a value out of the `tf.cond` branches around `op`; `default` if one is not taken.
 
-    This is for v1 control flow; the branches of v2 are functions, and no inner tensor leaves them.
+    This is for v1 control flow. The branches of v2 are functions: their tensors cannot leave them.
     """
     context = flow_around(op)
     while context is not None:
@@ -196,7 +196,7 @@ def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
 
 
 def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor in a real dtype that every kernel takes; absolute values of complex numbers."""
+    """A tensor in a real dtype that all kernels support; complex numbers become absolute values."""
     dtype = tensor.dtype.base_dtype
     if dtype.is_complex:
         return tf.abs(tensor)
@@ -214,7 +214,7 @@ def create_like(
     XLA compiles it if it compiles `op`.
     """
     attributes = dict(op.node_def.attr.items())
-    if 'frame_name' in attributes:  # the clones of a loop's Enter ops enter one new loop
+    if 'frame_name' in attributes:  # all clones of a loop's Enter ops enter the same new loop
         attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
     as_asked = tf_private.compiled_as_asked(op.graph)
     with tf.control_dependencies(list(dict.fromkeys(controls))), as_asked:
@@ -236,7 +236,7 @@ def create_like(
 class StagingArea:
     """Makes the ops of a staging area on the current device, which holds the area.
 
-    `tf.contrib.staging.StagingArea` did the same; the class is gone, and its ops are still there.
+    `tf.contrib.staging.StagingArea` did the same; TensorFlow 2 has only its ops.
 
     Args:
       graph: the graph.
@@ -256,7 +256,7 @@ class StagingArea:
         return tf.raw_ops.StageSize(name=name, **self._of)
 
     def take(self) -> Sequence[tf.Tensor]:
-        """Takes the oldest entry out, and returns it; waits for one if there is none."""
+        """Removes and returns the oldest entry; waits for one if there is none."""
         return tf.raw_ops.Unstage(**self._of)
 
     def clear(self) -> tf.Operation:

@@ -15,9 +15,9 @@ SessionInterface = tf_private.SessionInterface
 
 
 class Inside(threading.local):
-    """Whether this thread is inside a call of ours: enter it by `with`, read it as a bool.
+    """Whether this thread is inside a call of ours: a context manager that is also a bool.
 
-    Methods of TensorFlow that we replaced read it: they pass calls from inside on unchanged.
+    Our replacements of TensorFlow's methods read it, and pass calls from inside on unchanged.
     """
 
     _depth = 0
@@ -40,7 +40,7 @@ OWN_WORK = Inside()
 
 
 class SessionWrapper(SessionInterface):
-    """Behaves as the session it wraps; subclasses change a part of that.
+    """Behaves as the session that it wraps; subclasses change some methods.
 
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
@@ -61,7 +61,7 @@ class SessionWrapper(SessionInterface):
         return self._session.sess_str
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        """As `tf.compat.v1.Session.run`; leaves out options of None: some sessions take none."""
+        """As `tf.compat.v1.Session.run`; leaves out options if None: some sessions lack them."""
         given = {'options': options, 'run_metadata': run_metadata}
         given = {name: value for name, value in given.items() if value is not None}
         return self._session.run(fetches, feed_dict, **given)
@@ -80,7 +80,7 @@ class SessionWrapper(SessionInterface):
 def callable_of(
     run: Callable[..., Any], fetches: Any, feed_list: Optional[Sequence[Any]]
 ) -> Callable[..., Any]:
-    """Does what the result of a session's `make_callable` does, by the session's `run`.
+    """As a session's `make_callable`, but each call goes through `run`.
 
     Args:
       run: as `tf.compat.v1.Session.run`.
@@ -89,7 +89,7 @@ def callable_of(
     fed = list(feed_list or ())
 
     def call(*values, options=None, run_metadata=None):
-        if len(values) < len(fed):  # TensorFlow's ignores extra values
+        if len(values) < len(fed):  # TensorFlow ignores extra values
             raise TypeError('expected %d values to feed, not %d' % (len(fed), len(values)))
         return run(fetches, dict(zip(fed, values)), options, run_metadata)
 
@@ -103,7 +103,7 @@ _OPENED = 'noted_sessions'  # the sessions whose every run is noted
 def note_seen(graph: tf.Graph) -> None:
     """Notes that a session is about to see all ops of the graph.
 
-    Call it before each run of every session on the graph: no session has seen an op made since.
+    Call it before each run of every session on the graph: ops made after the last call are unseen.
     """
     operations = graph.get_operations()
     # Another thread may still be making the last ops; they count as seen.
@@ -118,7 +118,7 @@ def note_opened(session: tf1.Session) -> None:
 
 
 def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
-    """A function that tells whether no session has seen an op; seen ops can get no new inputs."""
+    """A function: whether an op is unseen by all sessions, so that it can get new inputs."""
     seen = getattr(graph, _SEEN, None)
     if seen is not None:
         return lambda op: tf_private.number_of(op) > seen
@@ -128,7 +128,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 
 
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
-    """The open sessions of a graph. An op that one of them may have run must get no new inputs."""
+    """The open sessions of a graph. An op that one of them may have run cannot get new inputs."""
     found = []
     # Either a session refers to its graph, or the dict of the session's attributes does.
     for holder in gc.get_referrers(graph):

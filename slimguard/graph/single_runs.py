@@ -4,7 +4,7 @@ For each new set of fetches and feeds, a session of TensorFlow 1.15 has Grappler
 graph: a quarter of a second for 15,000 ops, where most of our runs take a few milliseconds.
 Grappler skips a run that feeds a tensor whose shape is not in the GraphDef (a placeholder's shape
 is). So each run of ours feeds such a tensor, which no op needs. Newer versions first drop the ops
-that a run does not need; there the feed costs and saves nothing.
+that a run does not need, so there the feed makes no difference.
 """
 
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -18,8 +18,8 @@ from slimguard.graph.ops import our_scope
 from slimguard.graph.sessions import OWN_WORK
 
 _KEPT_AS = 'single_runs'
-# On TensorFlow 2 a callable may return memory that others read and write, as of a variable, a
-# constant, a fed array or a cached batch. `session.run` returns a copy.
+# On TensorFlow 2 a callable may return the memory of a variable, a constant, a fed array or a
+# cached batch, which others read and write. `session.run` returns a copy.
 _SHARES_MEMORY = not tf.__version__.startswith('1.')
 
 
@@ -49,5 +49,5 @@ def fixed_run(
 def _own(values: List[Any]) -> List[Any]:
     for place, value in enumerate(values):
         if isinstance(value, np.ndarray):
-            values[place] = value.copy()  # one by one, to need the memory of one copy only
+            values[place] = value.copy()  # one at a time, to save memory
     return values

@@ -1,8 +1,8 @@
 """Which line of the user's code made an op.
 
-The user's frame is the last one of an op's traceback outside of TensorFlow, tf-slim, Keras,
-slimguard and Python's own library. All gradient ops come from one call of `minimize`, so for them
-the line is that of the op that was differentiated.
+The user's frame is the innermost frame of an op's traceback outside of TensorFlow, tf-slim, Keras,
+slimguard and Python's own library. All gradient ops come from one call of `minimize`, so a gradient
+op gets the line of the op that was differentiated.
 """
 
 import linecache
@@ -30,9 +30,9 @@ class Line(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where an op comes from: the user's line and, for the op of a gradient, the forward op.
+    """Where an op comes from: the user's line and, for a gradient op, the forward op.
 
-    The line of a gradient's op is that of the forward op.
+    A gradient op has the line of its forward op.
     """
 
     line: Optional[Line]
@@ -49,7 +49,7 @@ class Origins:
     def __call__(self, name: str) -> Origin:
         try:
             op = self._graph.get_operation_by_name(name)
-        except KeyError:  # a name of ours, for an op inside a function
+        except KeyError:  # our own name for an op inside a function
             return Origin(None, None)
         forward = tf_private.op_that_was_differentiated(op)
         return Origin(self._line(forward or op), forward.name if forward is not None else None)
@@ -94,8 +94,8 @@ def record(origins: Origins, ops) -> Dict[str, Any]:
 def assigned_name(op) -> Optional[str]:
     """What the user's code calls the result of `op`: ``cost`` in ``cost = tf.reduce_mean(x)``.
 
-    If a function returns the result, this is the name that the function's caller gives it. None if
-    the line gives the result no name of its own.
+    If a function returns the result, this is the name that the caller gives it. None if the line
+    gives the result no name.
     """
     for frame in _frames(op):
         if is_users(frame[0]):
@@ -132,7 +132,7 @@ def _started_in() -> str:
         return ''
 
 
-# Python before 3.9 knows a script by a path relative to this, even after `os.chdir`.
+# Python before 3.9 has a script's path relative to this folder, even after `os.chdir`.
 _STARTED_IN = _started_in()
 
 

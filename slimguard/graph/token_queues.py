@@ -24,7 +24,7 @@ def has_token_queue(graph: tf.Graph) -> bool:
 def queue_runners_in(graph: tf.Graph) -> List[tf1.train.QueueRunner]:
     """The queue runners of a graph, also those that are in no collection.
 
-    A `SyncReplicasOptimizer` keeps its queue runner to itself, and no public name leads to it.
+    A `SyncReplicasOptimizer` keeps its queue runner private, and no public name leads to it.
     """
     closing = [op for op in graph.get_operations() if op.type in _CLOSES]
     # An object refers to an op, or the dict of its attributes does. Not `gc.get_objects`: it also
@@ -32,7 +32,7 @@ def queue_runners_in(graph: tf.Graph) -> List[tf1.train.QueueRunner]:
     holders = gc.get_referrers(*closing) if closing else []
     dicts = [holder for holder in holders if type(holder) is dict]
     things = [*holders, *(gc.get_referrers(*dicts) if dicts else ())]
-    # By `type`: `isinstance` asks a weak proxy for its object, which may be gone.
+    # By `type`: `isinstance` of a weak proxy fails once its object was freed.
     runners = [each for each in things if issubclass(type(each), tf1.train.QueueRunner)]
     return list({id(each): each for each in runners if each.close_op.graph is graph}.values())
 

@@ -12,7 +12,7 @@ PASS_ON = frozenset(
     'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '
     'NextIteration RefNextIteration RefSelect LoopCond'.split()
 )
-# These ops take a variable and do not change it. A wrong entry lets a write around every gate.
+# These ops take a variable and do not change it. A wrong entry would let a write bypass every gate.
 READS = frozenset(
     'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
@@ -36,7 +36,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
 
 
 def variable_read(tensor) -> Optional[tf.Operation]:
-    """The op of the variable whose value, or reference, a tensor is; or None."""
+    """The op of the variable that a tensor is the value of, or a reference to; or None."""
     variable = variable_behind(tensor)
     if variable is None and is_variable_read(tensor.op):
         variable = variable_behind(tensor.op.inputs[0])
@@ -46,7 +46,7 @@ def variable_read(tensor) -> Optional[tf.Operation]:
 def dtype_of(variable: tf.Operation) -> tf.DType:
     if is_resource(variable):
         return tf.as_dtype(variable.get_attr('dtype')).base_dtype
-    return variable.outputs[0].dtype.base_dtype  # attributes are slow to ask for
+    return variable.outputs[0].dtype.base_dtype  # reading attributes is slow
 
 
 def global_step(graph: tf.Graph) -> Any:
@@ -74,9 +74,9 @@ def device_of(op) -> str:
 
 
 def on_each_device(variables: Iterable[Any]) -> List[Any]:
-    """Variables, with the copies on the devices in place of a strategy's mirrored variable.
+    """Variables; a strategy's mirrored variable is replaced by its copies on the devices.
 
-    The strategy's own object has no op in the graph, and reading or restoring it adds ops.
+    The strategy's own object has no op in the graph; reading or restoring it adds ops.
     """
     return [copy for variable in variables for copy in getattr(variable, 'values', [variable])]
 

@@ -25,10 +25,10 @@ TrainOp = Union[tf.Tensor, tf.Operation]
 # The scope of all that we add to a graph.
 OURS = 'slimguard/'
 
-# The enum of a reference's dtype is that of its base dtype plus 100 (types.proto).
+# The enum of a reference dtype is the enum of its base dtype plus 100 (types.proto).
 REFERENCES = 100
 
-# Caches, by type of op. Functions are left out, since a name may mean another function in each
+# Caches, by type of op. They leave out functions, since a name may mean another function in each
 # graph.
 _op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
@@ -38,12 +38,12 @@ _RANDOM = re.compile(r'.*(Random|Multinomial|TruncatedNormal|Uniform|Gamma|Poiss
 
 
 def op_def_of(op):
-    """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
+    """The OpDef of `op`; cached by type, since TensorFlow parses it at each access."""
     return op_def_of_type(op.graph, op.type)
 
 
 def op_def_of_type(graph: tf.Graph, op_type: str) -> Any:
-    """The OpDef of a type of op, also of one that only function bodies have; None if unknown."""
+    """The OpDef of a type of op, even if only function bodies use it; None if unknown."""
     if op_type in _op_defs:
         return _op_defs[op_type]
     try:
@@ -61,7 +61,7 @@ def is_stateful(op) -> bool:
 
 
 def is_random(op) -> bool:
-    """Whether `op` only draws random numbers; a second draw loses no element of the input."""
+    """Whether `op` only draws random numbers; a second draw takes nothing from the input."""
     return bool(_RANDOM.match(op.type))
 
 
@@ -73,8 +73,8 @@ def is_enqueue(op) -> bool:
 def controls_of(op) -> List[tf.Operation]:
     """The control inputs of `op`, in the order they were made.
 
-    TensorFlow returns them in the order of their addresses once there are many, as for the op that
-    groups all updates. The order of creation is the same in each process, so the tensors of an
+    If an op has many, as the op that groups all updates, TensorFlow returns them in the order of
+    their addresses. The order of creation is the same in each process, so the tensors of an
     incident, for example, are in the order of the network.
     """
     controls = op.control_inputs
@@ -82,7 +82,7 @@ def controls_of(op) -> List[tf.Operation]:
 
 
 def needs(op, fed: Container[Any] = ()) -> Iterator[tf.Operation]:
-    """The ops that must run before `op`, but for makers of inputs whose keys are in `fed`."""
+    """The ops that must run before `op`; leaves out makers of inputs whose keys are in `fed`."""
     for tensor in op.inputs:
         if not fed or key(tensor) not in fed:
             yield tensor.op
@@ -90,9 +90,9 @@ def needs(op, fed: Container[Any] = ()) -> Iterator[tf.Operation]:
 
 
 def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
-    """Every op that `roots` need, themselves included, each after what it needs.
+    """Every op that `roots` need, and `roots` themselves, in topological order.
 
-    The back edges of `tf.while_loop` close cycles; there the loop's Merge comes first.
+    A `tf.while_loop` is a cycle, in which its Merge comes first.
     """
     order: List[tf.Operation] = []
     seen: Set[tf.Operation] = set()
@@ -132,7 +132,7 @@ def makers_of(op: tf.Operation) -> List[tf.Operation]:
 
 
 def _is_merge(op) -> bool:
-    # Counting the outputs is quicker than asking for the type, and every op comes here.
+    # Counting outputs is quicker than reading the type, and this runs for every op.
     return len(op.outputs) == 2 and op.type in ('Merge', 'RefMerge')
 
 
@@ -164,7 +164,8 @@ def arguments_of(op) -> List[_Argument]:
     for argument in arguments:
         count = 1
         if argument in lists:
-            # A single list has all inputs that other arguments leave; of several lists, ask the op.
+            # A single list takes all inputs that the other arguments leave; for several lists, ask
+            # the op.
             count = (
                 len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
             )
@@ -181,12 +182,12 @@ def _length(op, argument) -> int:
 
 
 def takes_reference(op, index: int) -> bool:
-    """Whether input `index` is declared as a reference, not merely fed with one."""
+    """Whether the OpDef declares input `index` as a reference; any input may be given one."""
     return arguments_of(op)[index].is_ref
 
 
 def constant_scalar(tensor) -> Optional[float]:
-    """The value of a scalar constant, also behind Identity and Cast; None for anything else."""
+    """The value of a scalar constant, also through Identity and Cast; None for other tensors."""
     op = tensor.op
     while op.type in ('Identity', 'Cast') and not is_reference(op.inputs[0]):
         op = op.inputs[0].op
@@ -197,7 +198,7 @@ def constant_scalar(tensor) -> Optional[float]:
 
 
 def lowest_constant(tensor, products: int = 3) -> Optional[float]:
-    """The least element of a constant of any size; None for anything else.
+    """The smallest element of a constant of any size; None for other tensors.
 
     A product of constants that are not negative counts as a constant: TensorFlow builds constants
     of a variable's size in this way. A chain of more than `products` products is not followed,
@@ -225,7 +226,7 @@ def largest_constant(tensor) -> Optional[float]:
 
 
 def _elements_of(op) -> Optional[np.ndarray]:
-    """The elements of a constant, without repeats of the last one; None if there are none."""
+    """The elements of a constant, perhaps without repeats of the last one; None if it is empty."""
     if op.type != 'Const':
         return None
     value = op.get_attr('value')
@@ -245,5 +246,5 @@ def op_of(element: TrainOp) -> tf.Operation:
 
 
 def key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-    """A key for dictionaries: with TensorFlow 2's equality a Tensor may not be hashable."""
+    """A key for dictionaries: a Tensor may be unhashable under TensorFlow 2's equality."""
     return tensor.op, tensor.value_index

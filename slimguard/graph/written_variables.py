@@ -1,8 +1,8 @@
 """What the ops of a graph write, and with which values.
 
 A *write* is an op that changes a variable or an accumulator. There is no list of write ops to
-keep up to date: an op writes if it takes a variable (by reference or by resource handle) and is
-not one of the few ops known to read. An optimizer kernel that somebody wrote last week is a write.
+maintain: an op writes if it takes a variable (by reference or by resource handle) and is not one of
+the few ops known only to read. So a brand-new optimizer kernel counts as a write.
 """
 
 import re
@@ -21,7 +21,7 @@ from slimguard.graph.walk import (
 )
 
 _NO_WRITES = PASS_ON | READS | VARIABLES
-# State that is neither a variable nor readable, but ends up in checkpoints or in gradients.
+# Writes to state that is no variable and cannot be read, but ends up in checkpoints or gradients.
 _OTHER_WRITES = re.compile(
     r'(Resource|Sparse)?AccumulatorApplyGradient$|LookupTable(Insert|Remove|Import)'
 )
@@ -41,8 +41,7 @@ _RESOURCE = tf.resource.as_datatype_enum
 class Writes:
     """Answers, for one graph, which ops write and what.
 
-    It caches its answers, and the graph may grow: use one instance for one question, and make a new
-    one for the next.
+    It caches its answers, and the graph may grow: make a new instance for each question.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -67,7 +66,7 @@ class Writes:
         return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
     def inputs(self, op) -> List[int]:
-        """The indices of the inputs that `op` may write, if there are variables behind them."""
+        """The indices of the inputs that `op` may write if variables are behind them."""
         if op.type in _NO_WRITES:
             return []
         candidates = []
@@ -98,7 +97,7 @@ class Writes:
         return self.called_by(op.node_def)
 
     def called_by(self, node) -> List[str]:
-        """Names of the library functions that a NodeDef, as in function bodies, calls."""
+        """Names of the library functions that a NodeDef calls, such as one in a function body."""
         names = []
         for value in node.attr.values():
             names.extend(f.name for f in [value.func] + list(value.list.func) if f.name)
@@ -119,7 +118,7 @@ class Writes:
         self, op_type: str, bodies: Sequence[str], seen: FrozenSet[str]
     ) -> Set[int]:
         """Which inputs an op of type `op_type` may write if it calls the functions `bodies`."""
-        # The first input of `If`, `Case` and the like is the choice.
+        # The first input of `If`, `Case` and similar ops chooses the branch.
         offset = 1 if op_type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
         return {
             index + offset for body in bodies for index in self._written_arguments_of(body, seen)
@@ -155,7 +154,7 @@ CALLS = frozenset(
 
 
 def is_apply(op) -> bool:
-    """Whether `op` is an optimizer's kernel (or hands a gradient to one, by an accumulator)."""
+    """Whether `op` is an optimizer's kernel, or puts a gradient into an accumulator for one."""
     return bool(_APPLIES.match(op.type))
 
 
@@ -184,7 +183,7 @@ class Value(NamedTuple):
 
 
 def values_of(write) -> List[Value]:
-    """The float inputs that `write` writes or computes from; the variables themselves left out."""
+    """The float inputs that `write` writes or computes from, without the variables themselves."""
     found = []
     for tensor, argument in zip(write.inputs, arguments_of(write)):
         if is_float(tensor) and not (argument.is_ref and is_reference(tensor)):

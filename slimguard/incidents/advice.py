@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence
 
 from slimguard.system import texts
 
-# How a diagnosis names an explosion of the training: the op that overflowed is not at fault.
+# How a diagnosis says that the training exploded, so that the overflowing op is not at fault.
 LARGE_WEIGHTS = 'The weights are as large as'
 FOR_A_JUMP = (
     'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
@@ -89,7 +89,8 @@ def for_cause(cause: str, is_advised: bool = False) -> str:
 
     Args:
       cause: the first lines of the diagnosis.
-      is_advised: whether the incident has advice of its own, which says more than a phase does.
+      is_advised: whether the incident has advice of its own, which says more than the advice for a
+        phase.
     """
     cures = BY_CAUSE if is_advised else {**BY_CAUSE, **BY_PHASE}
     return next((cure for words, cure in cures.items() if words in cause), '')
@@ -98,7 +99,7 @@ def for_cause(cause: str, is_advised: bool = False) -> str:
 def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
     """The lines of an error on what may help: the cure for its cause, and the incident's advice."""
     cure = for_cause(cause, bool(advised))
-    if advised and cure in FOR_EXPLOSIONS:  # the advice says the rest for the policy in force
+    if advised and cure in FOR_EXPLOSIONS:  # the incident's advice knows the policy
         cure = cure.partition('. ')[0] + '.'
     return list(filter(None, [cure and 'what to do: ' + cure, advised]))
 
@@ -107,11 +108,12 @@ _REPLAY = '; python -m slimguard replay'
 
 
 def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
-    """For a training that used up its rollbacks, or whose loss was above max_loss.
+    """Advice for a training that used up its rollbacks, or whose loss was above max_loss.
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
-      reason: the incident's reason; if the step was held as a spike, no advice on spikes is given.
+      reason: the incident's reason; if it says that the step was held as a spike, the advice does
+        not suggest `spike`.
     """
     policy = 'rollback:3x%.1g' % (0.1 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
@@ -127,7 +129,7 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
 
 
 def for_lost_state(rolls_back: bool) -> str:
-    """For a step that began with variables that were not finite.
+    """Advice for a step that began with variables that were not finite.
 
     Args:
       rolls_back: whether a policy in use rolls back.
@@ -145,7 +147,7 @@ def for_lost_state(rolls_back: bool) -> str:
 
 
 def for_a_refused_save(unguarded: Sequence[str]) -> str:
-    """For a save that was refused for variables which no guarded train op writes.
+    """Advice for a save that was refused because of variables that no guarded train op writes.
 
     Args:
       unguarded: their names.
@@ -157,7 +159,7 @@ def for_a_refused_save(unguarded: Sequence[str]) -> str:
 
 
 def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str:
-    """For a step whose drawn values were not finite.
+    """Advice for a step whose drawn values were not finite.
 
     Args:
       rows: the bad rows of the batch; empty if the values have no rows.
@@ -172,12 +174,12 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
 
 
 def without_bundle(told: str) -> str:
-    """Advice without the part about a bundle, for a bundle that was removed."""
+    """Removes the part about the bundle from advice, for a bundle that was removed or moved."""
     return told.partition(_REPLAY)[0]
 
 
 def for_a_bad_batch(skips: bool) -> str:
-    """For a step whose batch could not be computed, although the weights are good.
+    """Advice for a step that failed because of its batch, although the weights are good.
 
     Args:
       skips: whether a policy in use skips.

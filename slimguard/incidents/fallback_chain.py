@@ -1,4 +1,4 @@
-"""Policies in order, in a training: which of them takes an incident."""
+"""The policies of a training, in order: which of them takes an incident."""
 
 import collections
 import copy
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence
 from slimguard.incidents.policies import BATCH, Policy, PolicyState, Raise, Rollback, Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 
-if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without it
+if TYPE_CHECKING:  # it imports TensorFlow; the command line must not
     from slimguard.incidents.incident import Incident
 
-# This many overflows from finite batches, within this many steps, are an explosion even if good
-# steps come between them.
+# This many overflows from finite batches, within this many steps, count as an explosion even with
+# good steps in between.
 _OVERFLOWS, _OF_STEPS = 5, 100
 
 
 class FallbackChain:
-    """Policies in order: the first that is willing takes an incident. If none is, it raises.
+    """Policies in order: the first that applies takes an incident. If none applies, 'raise' does.
 
     A good step or a rollback resets the count of `Skip`, so that the chain begins with its first
     policy again. If overflows keep coming from finite batches, a chain with a rollback stops
@@ -24,19 +24,20 @@ class FallbackChain:
 
     Args:
       on_nan: the user's argument; None stands for `otherwise`.
-      otherwise: the policy for None, also when a callable returns None.
+      otherwise: the policy for None, also if a callable returns None.
 
     Attributes:
       fallbacks: the policies and callables, in order.
       why_not: the end of the last incident's reason: which policies did not apply, and why.
-      spent: how much of the policy that took it is used up, such as ' (1 of 3 times)'.
+      spent: how much of the last incident's policy is used up, such as ' (1 of 3 times)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
         self._factor: Optional[float] = None
         self._has_stopped = False
-        # What `tell` last told: the numbers of skipped steps and of rollbacks, whether it stopped.
+        # What `tell` said last: the numbers of skipped steps and rollbacks, and whether 'stop'
+        # came.
         self._told = 0, 0, False
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
@@ -45,7 +46,7 @@ class FallbackChain:
         self._overflowed_at: Deque[int] = collections.deque(maxlen=_OVERFLOWS)  # steps
 
     def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
-        """What `decide` would return for an unknown cause; None if a callable decides."""
+        """What `decide` would return if the cause stays unknown; None if a callable decides."""
         state = copy.copy(self._state)
         state.note_incident(incident.state_lost, ruin or self._explosion(), '')
         for fallback in self.fallbacks:
@@ -56,7 +57,7 @@ class FallbackChain:
         return Raise()
 
     def decide(self, incident: 'Incident', ruin: str = '', cause: str = '') -> Policy:
-        """The policy that takes one more incident. A callable's own exceptions pass through.
+        """Chooses the policy for one more incident. Exceptions of a user's callable pass through.
 
         Args:
           incident: the incident.
@@ -69,15 +70,15 @@ class FallbackChain:
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
         if isinstance(policy, Raise):
-            self._why_skipped = ''  # the NanLossError has a cause of its own
+            self._why_skipped = ''  # the NanLossError gives the cause
         return policy
 
     def note_overflow(self) -> None:
-        """Notes that the step of the last decision overflowed although its batch was finite."""
+        """Notes that the last decided step overflowed although its batch was finite."""
         self._overflowed_at.append(self._state.steps)
 
     def _explosion(self, cause: str = '') -> str:
-        """Why the training seems to explode, though most steps are good; '' if it does not."""
+        """Why the training seems to explode although most steps are good; '' if it does not."""
         steps = self._state.steps + 1 - min(self._overflowed_at, default=0)
         if cause == BATCH:  # a bad batch says nothing about the weights
             self._overflowed_at.clear()
@@ -102,7 +103,7 @@ class FallbackChain:
         self._state.note_skipped()
 
     def note_rollback(self, factor: Optional[float] = None) -> None:
-        """Notes a rollback, and its factor of the learning rate, if it has one."""
+        """Notes a rollback and, if its policy has one, the factor of the learning rate."""
         self._state.note_rollback()
         self._overflowed_at.clear()
         self._factor = factor or self._factor
@@ -112,7 +113,7 @@ class FallbackChain:
         self._has_stopped = True
 
     def tell(self) -> str:
-        """How many steps were skipped and how often it went back; '' if nothing is new."""
+        """In words: how many steps were skipped, how often it went back; '' if nothing is new."""
         skipped, rollbacks = self._state.skipped, self._state.rollbacks
         if (skipped, rollbacks, self._has_stopped) == self._told:
             return ''
@@ -132,11 +133,11 @@ class FallbackChain:
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots a rollback wants; what a callable may return does not count."""
+        """How many snapshots the rollback policies want, without those that callables return."""
         return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
 
     def may(self, kind: type) -> bool:
-        """Whether a policy here is of a kind; what a callable may return does not count."""
+        """Whether a policy here is of a kind; those that callables return do not count."""
         return any(isinstance(each, kind) for each in self.fallbacks)
 
     @property

@@ -16,7 +16,7 @@ UNTOLD, STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(6)
 
 
 def norm_of(row: np.ndarray) -> float:
-    """The norm of all gradients of a step together, from its row."""
+    """The norm of all gradients of a step together, computed from its row."""
     return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
 
 
@@ -36,9 +36,9 @@ def steps_before(rows: Sequence[np.ndarray]) -> List[float]:
 
 # A learning rate jumps by this factor in one step; a number surges to this multiple of its median.
 _JUMP, _SURGE = 3.0, 10.0
-_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
-# A number grew far if it is FAR times the largest usual one. With fewer than _FEW usual ones it has
-# to be EXPLODED times the largest, or times 1 if that is larger: a training may explode at once.
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # fewest steps before a jump, most until a surge
+# A number grew far if it is FAR times the largest usual number. With fewer than _FEW usual numbers
+# it has to be EXPLODED times the largest (or 1, if that is larger): a training may explode at once.
 _FEW, FAR, EXPLODED = 10, 100.0, 1000.0
 
 
@@ -61,8 +61,8 @@ class History(NamedTuple):
         * `step`: the global step at which the step began, as in an `Incident`; None if the graph
           has none.
         * `good`: whether the step was written.
-        * `loss`, `learning_rate`: None if there is none, or if the rate is no tensor. A NaN loss
-          stays NaN.
+        * `loss`, `learning_rate`: None if the step has none, or if the rate is no tensor. A NaN
+          loss stays NaN.
         * `gradient_norm`: the norm of all gradients together.
         * `gradient_norms`: a list with the norm of each of `gradients`.
         """
@@ -83,10 +83,10 @@ class History(NamedTuple):
 
 
 def explosion_in(history: Optional[Dict[str, Any]]) -> str:
-    """What the last steps show of an explosion before the last of them, in words; '' if nothing.
+    """In words, the signs of an explosion in the steps before the last one; '' if there are none.
 
-    This is a jump of the learning rate after which the loss or the gradient norm surged; else how
-    far one of the two grew.
+    A sign is a jump of the learning rate after which the loss or the gradient norm surged; or else
+    that one of the two grew far.
 
     Args:
       history: as `History.to_dict` returns it; None if it is not known.
@@ -94,7 +94,7 @@ def explosion_in(history: Optional[Dict[str, Any]]) -> str:
     if history is None or not history['step']:
         return ''
     known = {key: np.array(history[key], np.float64) for key in _EXPLODE}
-    # After a rollback, the steps before it say nothing of the last step.
+    # The steps before a rollback say nothing about the last step.
     with np.errstate(all='ignore'):
         begin = int(np.append(0, np.flatnonzero(np.diff(known['step']) < 0) + 1)[-1])
         steps, losses, rates, norms = (known[key][begin:] for key in _EXPLODE)
@@ -107,20 +107,20 @@ _EXPLODE = ('step', 'loss', 'learning_rate', 'gradient_norm')
 
 
 def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
-    """How far a number grew in the last steps that were written, beyond all that was usual."""
+    """How far a number grew beyond its usual values in the last written steps; or ''."""
     for name, values in lines:
         places = np.flatnonzero(good & np.isfinite(values))
         sizes = np.abs(values[places])
         if not sizes.size:
             continue
-        # Half of the steps may be part of the explosion, so the median is that of the lower half.
+        # Half of the steps may be part of the explosion, so take the median of the lower half.
         usual = _SURGE * float(np.sort(sizes)[(sizes.size - 1) // 4])
         before = sizes[: np.flatnonzero(sizes <= usual)[-1] + 1]
         is_short = len(before) < _FEW
         largest = float(before.max())
         most = EXPLODED * max(largest, 1.0) if is_short else FAR * largest
         if sizes[-1] > most:
-            low = len(before) - 1  # it grew in one step, and was low until then
+            low = len(before) - 1  # it was low until the step in which it grew
             if is_short or sizes[len(before)] <= most:
                 low = np.flatnonzero(before <= 2 * before.min())[-1]
             first = int(places[low])
@@ -142,13 +142,13 @@ def _jump(
     rates: np.ndarray,
     lines: Sequence[Tuple[str, np.ndarray]],
 ) -> str:
-    """How a jump of the learning rate began an explosion; '' if none did.
+    """How a jump of the learning rate began an explosion; '' if there was no such jump.
 
     Args:
       steps: the global steps; NaN where the graph has none.
       good: whether each step was written.
       rates: the learning rate of each; NaN where it is not known.
-      lines: pairs of a name and its numbers, one for each step, that may have surged after it.
+      lines: pairs of a name and numbers, one for each step, which may have surged after the jump.
     """
     jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
     for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
@@ -162,6 +162,7 @@ def _jump(
         if after <= _MOST_AFTER:
             when = '%d step%s later' % (after, 's' if after > 1 else '')
             return went + '%s followed %s' % (name, when if after else 'in the same step')
+        # This step was written, and no later loss was finite.
         losses_after = lines[0][1][at + 1 :]
         is_ruined = good[at] and losses_after.size and not np.isfinite(losses_after).any()
         if is_ruined and not good[at + 1 :].any():
@@ -170,9 +171,9 @@ def _jump(
 
 
 def _surge(values: np.ndarray, at: int) -> float:
-    """How many steps after `at` finite values began to be far above the values before it.
+    """How many steps after `at` finite values began to be far above the earlier values.
 
-    Inf if they never did, or if most later values are not: then the values have come back.
+    Inf if they never did, or if most later values are low again.
     """
     before = values[:at][np.isfinite(values[:at])]
     if not before.size:

@@ -1,4 +1,4 @@
-""":class:`Incident`: a bad step. Imports no TensorFlow, so that a record can be read without it."""
+""":class:`Incident`: a bad step. To read a record needs no TensorFlow, so this imports none."""
 
 import dataclasses
 import math
@@ -15,8 +15,8 @@ class Incident:
     replaces this one in the hook's `incidents`.
 
     Attributes:
-      step: the global step before the bad step: 4 if four good steps came before. None if the
-        graph has no global step.
+      step: the global step before the bad step, such as 4 after four good steps. None if the graph
+        has no global step.
       loss: the step's loss, most often NaN; None if it is not known.
       reason: what the gate or the hook saw, in a sentence.
       tensors: names of what was bad: the loss, a variable's gradient, a moving average.
@@ -61,12 +61,12 @@ class Incident:
 
     @classmethod
     def now(cls, **known) -> 'Incident':
-        """An incident of this moment; takes all attributes but the time, by name."""
+        """An incident with the present time; takes all other attributes by name."""
         return cls(time=time.time(), **known)
 
     @classmethod
     def from_dict(cls, record: Dict[str, Any]) -> 'Incident':
-        """The incident whose record `to_dict` made; unknown keys are ignored.
+        """The incident that `to_dict` made `record` of; unknown keys are ignored.
 
         Raises:
           ValueError: if it is no record of an incident: it lacks a step or a reason, or an
@@ -81,7 +81,7 @@ class Incident:
         return cls(**known)
 
     def to_dict(self) -> Dict[str, Any]:
-        """For JSON, which has no NaN: a non-finite number becomes 'nan', 'inf' or '-inf'."""
+        """A dictionary for JSON; numbers that JSON lacks become 'nan', 'inf' or '-inf'."""
         record = dataclasses.asdict(self)
         record['tensors'] = list(self.tensors)
         for key in _NUMBERS:
@@ -91,7 +91,7 @@ class Incident:
 
     @property
     def where(self) -> str:
-        """The step and the process, with the loss, such as 'at global step 9 (loss inf)'."""
+        """The step, loss and process, such as 'at global step 9 (loss inf)'."""
         place = [] if self.step is None else ['at global step %d' % self.step]
         place += [] if self.worker is None else ['on ' + self.worker]
         known = [] if self.step is not None else ['no global step']
@@ -100,7 +100,7 @@ class Incident:
 
     @property
     def cause(self) -> str:
-        """What made the step bad, in one line, if that was found; else what was seen."""
+        """What made the step bad, in one line; if that was not found, what was seen."""
         return (self.diagnosis or '').partition('\n')[0] or self.reason
 
     @property

@@ -1,4 +1,4 @@
-"""Groups incidents by cause: hundreds of incidents are often of a few kinds."""
+"""Groups incidents by cause: hundreds of incidents often have a few causes."""
 
 import collections
 import re
@@ -16,7 +16,7 @@ _OF_DATA = 'in the input: '
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
 # How many incidents of a group were not examined, and only look like the others.
 NOT_EXAMINED = '%d of them look the same, and their cause was not looked for'
-# An overflow or an explosion is one wherever it shows: this part of the cause tells where it did.
+# Overflows and explosions are one kind wherever they show: this part of a cause says where.
 _WHEREVER = re.compile(
     r'^in the [^:]*: (?=overflow)|(?<=overflow) of [^;]*|(?<= went from ).*|[.] The weights.*'
 )
@@ -24,16 +24,16 @@ _ROWS = re.compile(r'(, in )?(\brows? #(, #)*|# of # rows)')
 
 
 class Group(NamedTuple):
-    """Incidents whose causes differ in numbers at most.
+    """Incidents whose causes are the same, except for numbers.
 
-    An incident that was not examined is counted with the examined ones of the same symptom, if
-    these have one cause.
+    An incident that was not examined counts as one of the examined incidents with the same symptom,
+    if these have a single cause.
 
     Attributes:
       first: the first incident that was examined; the first of all if none was.
       count: the number of incidents.
       first_step: the smallest global step among them, or None if none is known.
-      last_step: the largest one, or None.
+      last_step: the largest global step among them, or None.
       actions: how often each action was taken, in the order in which they were first taken; ''
         stands for an unknown action.
       not_examined: the number of incidents that were not examined, and only share the symptom.
@@ -55,10 +55,10 @@ def grouped(incidents: Sequence[Incident]) -> List[Group]:
 
 
 def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
-    """Lists of incidents of one kind, in the order of the first of each kind."""
+    """Lists of incidents of one kind, ordered by the first incident of each kind."""
     causes: Dict[str, Set[str]] = {}  # by symptom
     for each in incidents:
-        # Drawn values are always checked, so an incident that was not examined has no bad data.
+        # Drawn values are always checked, so incidents that were not examined had good data.
         if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
             causes.setdefault(symptom_of(each), set()).add(kind_of(each))
     kinds: Dict[str, List[_I]] = {}
@@ -71,7 +71,7 @@ def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
 
 
 def not_examined(incidents: Sequence[Any]) -> int:
-    """How many incidents of a kind were not examined; 0 if none of the kind was."""
+    """How many incidents of a kind were not examined; 0 if no incident of the kind was."""
     count = sum(not each.diagnosis for each in incidents)
     return count if count < len(incidents) else 0
 
@@ -89,7 +89,7 @@ def _group_of(members: List[Incident]) -> Group:
 def kind_of(incident: Incident) -> str:
     """The kind of an incident: its cause without numbers and rows, and the user's line.
 
-    Bad data and overflows have no line. An incident that was not examined has its symptom.
+    For bad data and overflows the line is left out. Without examination, the symptom is the kind.
     """
     if not incident.diagnosis:
         return symptom_of(incident)
@@ -99,7 +99,7 @@ def kind_of(incident: Incident) -> str:
 
 
 def symptom_of(incident: Incident) -> str:
-    """What was seen, without numbers. Incidents with one symptom may differ in cause."""
+    """What was seen, without numbers. Incidents with the same symptom may have different causes."""
     return _words_of(incident.reason.partition('; ')[0])
 
 

@@ -1,8 +1,8 @@
-"""The log lines of incidents: :class:`IncidentLog`, which also has record_file.py write the record.
+""":class:`IncidentLog`: the log lines of incidents. It also writes the record, by record_file.py.
 
 In the log, the first line of an incident gives its cause and place, the second line the action.
-Later incidents of a cause have one line; so has one that raises, since the error says the rest. The
-last line of a training gives the command that shows what happened.
+A later incident with the same cause has one line; so has an incident that raises, since the error
+says the rest. The last line of a training gives the command that shows what happened.
 """
 
 import time
@@ -16,8 +16,8 @@ from slimguard.incidents.incident_groups import kind_of, symptom_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
 
-# The first incidents are logged one by one. Of the later ones that do not end the training, at most
-# one is logged in this many seconds.
+# The first incidents are logged one by one. Later ones that do not end the training are logged at
+# most once in this many seconds.
 _FIRST, _SECONDS = 10, 10.0
 
 _DONE = {
@@ -38,11 +38,11 @@ class IncidentLog:
     """Writes incidents to the log, the record and TensorBoard.
 
     Args:
-      logdir: the directory of the record, whose file is made at once; None for no file.
+      logdir: the directory of the record; its file is made at once. None for no record.
       summary_writer: a `tf.compat.v1.summary.FileWriter` for the count of incidents and their
         reasons, or None.
       clock: a monotonic clock, in seconds.
-      is_elsewhere: whether another process keeps the file.
+      is_elsewhere: whether another process writes the record.
 
     Attributes:
       count: the number of incidents of this training so far.
@@ -63,11 +63,11 @@ class IncidentLog:
         self._is_elsewhere = is_elsewhere
         self._clock = clock
         self._last_logged = 0.0
-        self._held_back = 0  # how many were not logged since then
+        self._held_back = 0  # how many incidents were not logged since then
         self._is_raised = False  # whether the last incident ended in a NanLossError
         # By kind and by symptom, the number of the first incident that was logged.
         self._kinds: Dict[str, int] = {}
-        # By the digest of a bad row, the number of its first incident, and how many had the row.
+        # By digest of a bad row: the number of its first incident, and how many incidents had it.
         self._rows: Dict[str, Tuple[int, int]] = {}
         if logdir is not None:
             self.keep_in(logdir)
@@ -85,7 +85,7 @@ class IncidentLog:
         return 0 if self._file is None else self._file.missing
 
     def again(self, rows: Mapping[str, str]) -> str:
-        """The end of a reason if an earlier incident had one of the bad rows; '' if none had.
+        """The end of a reason that says that an earlier incident had one of the bad rows; or ''.
 
         Args:
           rows: the bad rows of the incident, as for `record`.
@@ -114,7 +114,8 @@ class IncidentLog:
           done_by: what acted, for the log: 'on_nan' for a policy, else the user's method.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is used up, such as ' (1 of 3 times)'.
-          why: the end of its reason: why this action was taken, and why policies before gave way.
+          why: the end of its reason: why this action was taken, and why earlier policies did not
+            apply.
           rows: digests of the bad rows that the step drew, by the names of the rows.
         """
         self.count += 1
@@ -131,7 +132,7 @@ class IncidentLog:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
-        """Logs how many lines were held back, then `told` if it is not empty; closes the file."""
+        """Logs how many lines were left out, then `told` if it is not empty; closes the file."""
         if self._held_back:
             log().warning(
                 '%d incidents in all; the last %d were not logged one by one.',
@@ -174,7 +175,7 @@ class IncidentLog:
             return
         self._last_logged = now
         first = self._kinds.setdefault(kind, self._number)
-        # If a cause was logged in full, its symptom need not be.
+        # If a cause was logged in full, its symptom was, too.
         self._kinds.setdefault(symptom, first)
         say = log().warning if incident.action in ('skip', 'interrupted') else log().error
         if self._held_back:
@@ -189,7 +190,7 @@ class IncidentLog:
                 what = '%s: the tensors of incident %d' % (seen, first)
             else:
                 what += ', see incident %d' % first
-        done += '' if self._is_raised else why  # the error's message has it
+        done += '' if self._is_raised else why  # the error's message gives the reason
         say('incident %d %s: %s%s%s.', self._number, incident.where, what, between, done)
 
 

@@ -18,14 +18,13 @@ _F = TypeVar('_F', bound=Callable[..., Any])
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
     """Training ended by the policy 'raise'.
 
-    Handlers of both errors that TensorFlow raises for a NaN catch it:
+    Code that catches either of the errors that TensorFlow raises for a NaN also catches this:
     `tf.compat.v1.train.NanLossDuringTrainingError` (of `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (of `check_numerics`).
 
-    The message begins with the cause, if it was found, and says what to do where the cause has a
-    known cure, the loss was above `max_loss`, or rollbacks did not help. It ends with a command,
-    which makes the page of the record, or, without a record, runs the step again if it was
-    captured.
+    The message begins with the cause, if it was found. It says what to do if the cause has a known
+    cure, the loss was above `max_loss`, or rollbacks did not help. It ends with a command: to make
+    the page of the record, or without a record to run a captured step again.
 
     Attributes:
       incident: the `Incident`.
@@ -41,7 +40,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
 
     @property
     def message(self) -> str:
-        """What happened. It is composed when it is read: a bundle may have been removed by then."""
+        """What happened; composed at each read, since a bundle may have been removed."""
         if self.incident.diagnosis is None:
             lines = ['Bad step %s' % self.incident]
         else:  # first the cause, then the tensors that were bad
@@ -62,7 +61,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
         return NanLossError, (self.incident, self.logdir)
 
     def _render_traceback_(self) -> List[str]:
-        """IPython shows this in place of a traceback: the message, then the user's own lines."""
+        """What IPython shows instead of a traceback: the message, then the user's own lines."""
         parts = ['NanLossError: ' + self.message]
         frames = [
             frame for frame in traceback.extract_tb(self.__traceback__) if is_users(frame.filename)
@@ -79,16 +78,16 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
 def _is_there(path: str) -> bool:
     try:
         return files.exists(path)
-    except tf.errors.OpError:  # a remote file system does not answer
+    except tf.errors.OpError:  # a remote file system failed to answer
         return True
 
 
 def with_short_traceback(function: _F) -> _F:
     """Lets a `NanLossError` leave a function without the frames beneath it.
 
-    These frames are slimguard's own. They would stand between the user's line and the message. The
-    same holds for a KeyboardInterrupt that slimguard raises after a save. Frames of user code that
-    the function has called stay.
+    These frames are slimguard's own, and would stand between the user's line and the message. A
+    KeyboardInterrupt that slimguard raises after a save also leaves without them. Frames of user
+    code that the function called stay.
     """
 
     @functools.wraps(function)

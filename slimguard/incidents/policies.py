@@ -1,8 +1,8 @@
 """What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`.
 
-A policy answers only one question: does it still take an incident, given the training so far? The
-loop that runs the training carries out its action. Policies are plain values: they hold no state,
-compare by their arguments, and can be used in several trainings.
+A policy answers only one question: given the training so far, does it take one more incident? The
+loop that runs the training carries out the policy's action. Policies are plain values: they hold no
+state, compare by their arguments, and can be used in several trainings.
 """
 
 import collections
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Deque, Optional
 
 from slimguard.system.numbers import is_number, is_whole
 
-if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without it
+if TYPE_CHECKING:  # it imports TensorFlow; the command line must not
     from slimguard.incidents.incident import Incident
 
 
 # The kinds of causes that policies tell apart.
-# The batch, or a sum over it, is at fault, and not the weights: the next batch may be good.
+# The batch, or a sum over it, is at fault, not the weights: the next batch may be good.
 BATCH = 'batch'
 # Numbers grew until they overflowed. From an older state, with a smaller learning rate, they may
 # stay finite.
@@ -24,7 +24,7 @@ EXPLOSION = 'explosion'
 # Neither the batch nor the weights are at fault: the same failure comes again, whatever the policy
 # does.
 COMES_AGAIN = 'comes again'
-# Variables are at fault, and no batch: the next batch fails in the same way. An older state may be
+# Variables are at fault, not the batch: the next batch fails in the same way. An older state may be
 # good.
 STATE = 'state'
 # A variable that the gate does not guard was not finite before the step: no batch is at fault.
@@ -32,7 +32,7 @@ UNGUARDED = 'unguarded'
 
 # `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
-# So many bad batches in a row may be chance, but no more: else over half of all batches would have
+# Up to this many bad batches in a row may be chance. For more, over half of all batches would have
 # to be bad.
 _BY_CHANCE = 100
 _IF_BATCHES = ', or %d bad batches' % _BY_CHANCE
@@ -43,19 +43,19 @@ _TOO_MANY_BATCHES = (
 
 
 class PolicyState:
-    """The history of a training, as far as policies need it.
+    """What policies need to know of a training.
 
     Attributes:
-      in_a_row: the number of incidents since the last good step or rollback, the present one
-        included.
-      rollbacks: how often the training went back; a rollback that fails is none.
-      state_lost: whether variables were bad even before the present incident's step.
-      in_vain: whether a rollback would not mend the variables at fault: since the last rollback, or
-        since the training began, no step was good.
+      in_a_row: the number of incidents since the last good step or rollback, including the present
+        one.
+      rollbacks: how often the training went back, without rollbacks that failed.
+      state_lost: whether variables were bad before the present incident's step.
+      in_vain: whether a rollback would not mend the variables at fault, since no step was good
+        after the last rollback, or after the beginning.
       good: the number of good steps since the last rollback, or since the training began.
-      ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
+      ruin: why finite weights count as ruined; '' if they do not, or if unknown.
       cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
-        `STATE`; '' for any other, and if it is not known.
+        `STATE`; '' for any other cause, and if it is not known.
       cause_in_row: the last known cause among the incidents in a row.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
@@ -78,11 +78,11 @@ class PolicyState:
 
     @property
     def is_chance(self) -> bool:
-        """Whether bad steps in a row say nothing of the weights: up to a hundred bad batches."""
+        """Whether the bad steps in a row may be chance: up to a hundred bad batches."""
         return self.are_batches(self.cause) and self.in_a_row <= _BY_CHANCE
 
     def are_batches(self, cause: str) -> bool:
-        """Whether incidents of such a cause mean bad batches and good weights."""
+        """Whether incidents with this cause mean bad batches and good weights."""
         return cause == BATCH and not self.state_lost and not self.ruin
 
     def note_incident(self, state_lost: bool, ruin: str, cause: str) -> None:
@@ -91,7 +91,7 @@ class PolicyState:
         self.steps += 1
         self.in_a_row += 1
         self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
-        # If the gate says that variables are lost, they were lost since, and a rollback mends them.
+        # If the gate says that variables are lost, they were lost after that, and a rollback helps.
         self.in_vain = cause == STATE and not state_lost and not self.good
 
     def note_skipped(self) -> None:
@@ -106,7 +106,7 @@ class PolicyState:
         self.skipped_at.clear()
 
     def skipped_lately(self) -> int:
-        """How many of the last thousand steps were skipped, the present one not included."""
+        """How many of the last thousand steps were skipped, not counting the present one."""
         while self.skipped_at and self.skipped_at[0] <= self.steps - _LAST_STEPS:
             self.skipped_at.popleft()
         return len(self.skipped_at)
@@ -125,19 +125,19 @@ class Policy:
     ends: ClassVar[bool] = False
 
     def is_willing(self, state: PolicyState) -> bool:
-        """Whether this policy takes the present incident; if not, the next of a chain does."""
+        """Whether this policy takes the present incident; if not, the chain asks the next one."""
         return True
 
     def __str__(self) -> str:
-        """As a user writes it for `on_nan`."""
+        """The policy as a user writes it for `on_nan`."""
         return self.action
 
     def why_not(self, state: PolicyState) -> str:
-        """Why this policy does not take the present incident, as a clause; '' if there is none."""
+        """Why this policy does not take the present incident, as a clause; or ''."""
         return ''
 
     def spent(self, state: PolicyState) -> str:
-        """How much of it is used up, the present incident included; '' if it has no limit."""
+        """How much of it is used up, with the present incident; '' if it has no limit."""
         return ''
 
 
@@ -167,8 +167,8 @@ class Skip(Policy):
 
     Args:
       max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault,
-        which says nothing of the weights, the limit is a hundred, or `max_consecutive` if that is
-        larger.
+        the limit is a hundred, or `max_consecutive` if that is larger, since bad batches say
+        nothing about the weights.
       max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the next policy
         takes over at the 201st. Above 0, and at most 1. A rollback begins a new count. Default: no
         limit.
@@ -222,7 +222,7 @@ class Skip(Policy):
         return ' (bad steps in a row: %d, allowed: %d%s)' % told
 
     def _most(self, state: PolicyState, cause: str) -> int:
-        """How many steps in a row it skips if they have such a cause."""
+        """How many steps in a row it skips if they have this cause."""
         return max(_BY_CHANCE if state.are_batches(cause) else 0, self.max_consecutive)
 
     def _has_spent(self, state: PolicyState) -> bool:
@@ -251,9 +251,9 @@ class Rollback(Policy):
         updates after the second rollback use a quarter of the rate. It works with every optimizer
         and schedule, and stays after a restart of the training. Above 0, and at most 1. Default:
         the learning rate stays.
-      snapshots: how many states to keep, as copies of all variables in memory: one that is not
-        trusted yet, and others spread over the steps so far. If they would take more than half of
-        the free memory, none is kept, and a log line says so. At least 2, or 0 for none. A job with
+      snapshots: how many states to keep, as copies of all variables in memory: one is not trusted
+        yet, the others are spread over the steps so far. If they would take more than half of the
+        free memory, none is kept, and a log line says so. At least 2, or 0 for none. A job with
         parameter servers keeps none.
     """
 

@@ -22,7 +22,7 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
     Raises:
       ValueError: for an unknown name, a number that does not fit, an empty list, or a policy that
         never acts.
-      TypeError: for anything that is no name, policy, callable or list of them.
+      TypeError: if it is neither a name, a policy, a callable, nor a list of these.
     """
     try:
         return _fallbacks_of(on_nan)
@@ -52,7 +52,7 @@ def _fallbacks_of(on_nan: Any) -> List[Any]:
 
 
 def require_policy(on_nan: OnNan) -> None:
-    """Raises as `fallbacks_of` unless `on_nan` is None; the traceback ends here, near the user."""
+    """Raises as `fallbacks_of` unless `on_nan` is None; its traceback ends in this function."""
     try:
         if on_nan is not None:
             fallbacks_of(on_nan)
@@ -63,8 +63,8 @@ def require_policy(on_nan: OnNan) -> None:
 def parse_chain(text: str) -> List[Policy]:
     """The policies that a text stands for: a name, or several with commas between.
 
-    It means the same in Python, on the command line and in a flag. `skip` and `rollback` may have a
-    number, as in ``skip:5``. `rollback` may also have a factor of the learning rate, as in
+    The text means the same in Python, on the command line and in a flag. `skip` and `rollback` may
+    have a number, as in ``skip:5``. `rollback` may also have a factor of the learning rate, as in
     ``rollback:3x0.1``.
 
     Raises:
@@ -79,7 +79,7 @@ def parse_chain(text: str) -> List[Policy]:
 def _require_each_acts(fallbacks: Sequence[Any]) -> None:
     """Raises `ValueError` if anything comes after a policy that takes every incident."""
     for fallback, after in zip(fallbacks, fallbacks[1:]):
-        if type(fallback) in (Raise, Stop):  # a policy class of the user may give way, too
+        if type(fallback) in (Raise, Stop):  # a user's policy class may not apply
             raise ValueError(
                 '%r before %r, which never acts then, since %r takes every incident; put it last'
                 % (fallback.action, getattr(after, 'action', after), fallback.action)

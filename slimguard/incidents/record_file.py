@@ -3,7 +3,7 @@
 It has one JSON object on each line: the attributes of an `Incident`, and its process.
 A guarded training makes the file when it begins: an empty file means that there was no incident,
 and no file means that nothing was guarded. Each line is one write to a file opened for appending,
-so several workers may share it, and a write that is cut short (by a kill, or a full disk) costs
+so several workers may share the file. A write that is cut short (by a kill, or a full disk) spoils
 only its own line. Readers count such lines.
 
 Imports no TensorFlow for a local logdir.
@@ -46,7 +46,7 @@ def path_in(logdir: files.Path) -> str:
 class IncidentFile:
     """The record in a logdir, for appending.
 
-    A failure to write is logged once and raises nothing: the training is worth more. When the file
+    A failure to write is logged once and not raised, so that the training goes on. When the file
     is closed, the log says how many incidents are missing.
 
     Args:
@@ -61,17 +61,17 @@ class IncidentFile:
         self._process = '%s:%d' % (socket.gethostname(), os.getpid())
         self.missing = 0
         self._trouble = ''
-        self._count = self._counted_to = 0  # incidents, bytes
+        self._count = self._counted_to = 0  # incidents, and the bytes with them
 
     def make(self) -> None:
-        """Makes an empty file unless there is one: it shows that a guard watches for incidents."""
+        """Makes an empty file if there is none: the file shows that a guard watches."""
         self._write(b'')
 
     def append(self, incident: Incident) -> int:
-        """Writes a line. Returns how many incidents the record has by then."""
+        """Writes a line. Returns the number of incidents in the record, with this one."""
         self.missing += not self._write(line_of(incident, self._process))
         with contextlib.suppress(*files.errors(self._path)):
-            with files.open_to_read(self._path) as file:  # others write there as well
+            with files.open_to_read(self._path) as file:  # other processes write to it as well
                 file.seek(self._counted_to)
                 for line in file:
                     self._counted_to += len(line)
@@ -105,7 +105,7 @@ def missing_in(path: str, count: int) -> str:
 
 
 def _write_line(file: Any, line: bytes) -> None:
-    """Appends a line, after a line end if an earlier write was cut short."""
+    """Appends a line; if an earlier write was cut short, a line end before it."""
     size = files.size_of(file)
     if size and line:
         file.seek(size - 1)
@@ -130,7 +130,7 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can write; incidents that a user's callable made may hold any value."""
+    """A value that JSON can write; an incident that a user's callable made may hold anything."""
     return value.item() if hasattr(value, 'item') else str(value)
 
 
@@ -139,7 +139,7 @@ class Record(NamedTuple):
 
     Attributes:
       incidents: the oldest first, with the bundles that are still there.
-      unreadable: how many lines are no incident.
+      unreadable: how many lines are not an incident.
     """
 
     incidents: List[Incident]
@@ -147,7 +147,7 @@ class Record(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it has lines, and no incident can be read in any."""
+        """Whether the record has lines, but none of them is an incident."""
         return not self.incidents and self.unreadable > 0
 
     @property
@@ -222,7 +222,7 @@ def read_record(logdir: files.Path) -> Record:
 
 
 def _incident_of(line: bytes) -> Optional[Incident]:
-    """The incident that a line stands for; None if it is none."""
+    """The incident that a line stands for; None if the line is no incident."""
     try:
         value: Dict[str, Any] = json.loads(line.decode('utf-8'))
         return Incident.from_dict(value) if isinstance(value, dict) else None
@@ -231,7 +231,7 @@ def _incident_of(line: bytes) -> Optional[Incident]:
 
 
 def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[Incident]:
-    """Incidents with the present paths of their bundles: a logdir may have been moved.
+    """Incidents with the present paths of their bundles, since a logdir may have been moved.
 
     A bundle belongs to the newest incident that names it; older bundles of that name were removed.
     """

@@ -1,4 +1,4 @@
-"""`Spike`: when a step's loss or gradient norm is far above that of the last good steps.
+"""`Spike`: when a step's loss or gradient norm is far above the last good steps' median.
 
 Imports no TensorFlow: the command line reads a spike without it.
 """
@@ -11,16 +11,17 @@ from typing import Any, Deque, List, Optional, Union
 
 from slimguard.system.numbers import is_number, is_whole
 
-# How far above the median a number may be, as a multiple of the upper quartile's distance from the
-# median; both distances are of logarithms.
+# A number may be this many times as far above the median as the upper quartile is, on a logarithmic
+# scale.
 _QUARTILES = 10
 _LARGEST_RATIO = 1e30  # its tenth power, 1e300, still fits in a float
-# The limit from that distance is at most this many times the largest median. With 1 there are 8 to
-# 37 false alarms in 10,000 good steps of benchmarks/spikes.py where losses come near zero.
+# The limit from that distance is at most this many times the largest median. If this were 1, there
+# would be 8 to 37 false alarms in 10,000 good steps of benchmarks/spikes.py where losses come near
+# zero.
 _MOST_TIMES_LARGEST = 10
-# Without a `Spike`, a number is reported if it is _FAR_BEYOND times all before it. It also has to
-# be that many times _NEAR_ZERO: with rare rewards, the loss is near zero until the first one comes.
-# In the _FIRST steps it has to be that many times 1.
+# Without a `Spike`, a number is reported if it is _FAR_BEYOND times all earlier ones. It also has
+# to be _FAR_BEYOND times _NEAR_ZERO: with rare rewards, the loss is near zero until the first
+# reward. In the _FIRST steps it has to be _FAR_BEYOND times 1.
 _FAR_BEYOND, _FIRST, _NEAR_ZERO = 1e4, 10, 1e-3
 
 
@@ -28,10 +29,10 @@ _FAR_BEYOND, _FIRST, _NEAR_ZERO = 1e4, 10, 1e-3
 class Spike:
     """A step is an incident if its loss or gradient norm is far above that of the last good steps.
 
-    The limit is a multiple of the median of the last `window` good steps. There is one for the
-    loss, made of absolute values, and one for the norm of all gradients as the optimizer takes them
-    (after clipping, if there is any). The gate compares before anything is written. A loss far
-    below zero is not held.
+    The limit is a multiple of the median of the last `window` good steps. One limit is for the
+    absolute value of the loss, the other for the norm of all gradients as the optimizer takes them
+    (after any clipping). The gate compares before anything is written. A loss far below zero is not
+    held.
 
     * A value that was once typical is no spike: the limit never falls below the largest median so
       far.
@@ -46,7 +47,7 @@ class Spike:
       loss: the multiple for the loss, above 1; None for no limit.
       gradient_norm: the multiple for the norm of the gradients, above 1; None for no limit.
       window: how many good steps the median covers, at least 2.
-      warmup: how many good steps make a reliable median; at least 1, at most `window`.
+      warmup: how many good steps a reliable median needs; at least 1, at most `window`.
 
     Raises:
       ValueError: if an argument is out of these bounds.
@@ -138,7 +139,7 @@ class Level:
 
     Args:
       window: how many steps.
-      warmup: how many steps make a reliable median.
+      warmup: how many steps a reliable median needs.
 
     Attributes:
       median: the median of the window; None before the first step.
@@ -169,7 +170,7 @@ class Level:
             self._largest_median = median
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Forgets all numbers."""
         self.median = None
         self._last.clear()
         self._sorted = []
@@ -184,9 +185,9 @@ class Level:
         return max(limit, min(self._of_spread(), _MOST_TIMES_LARGEST * self._largest_median))
 
     def _of_spread(self) -> float:
-        """A limit that numbers with the spread of the last steps hardly ever exceed.
+        """A limit that numbers with the same spread as the last steps hardly ever exceed.
 
-        If their logarithms have a normal distribution, it is 6.7 standard deviations above the
+        If the logarithms have a normal distribution, the limit is 6.7 standard deviations above the
         median.
         """
         assert self.median
@@ -197,7 +198,7 @@ class Level:
 class Largest:
     """Keeps the largest number of all good steps, and finds a number far beyond it.
 
-    In the healthy trainings of benchmarks/spikes.py none was twice as large as all before it.
+    In the healthy trainings of benchmarks/spikes.py no number was twice as large as all before it.
     """
 
     def __init__(self) -> None:
@@ -205,7 +206,7 @@ class Largest:
         self._largest = 0.0
 
     def add(self, value: float) -> float:
-        """Notes a number; returns its multiple of the largest before it if that is far, else 0.
+        """Notes a number. Returns its multiple of the largest before, or 0 if it is not far above.
 
         Args:
           value: at least 0, or NaN if it is not known.
@@ -214,7 +215,7 @@ class Largest:
         if not value > self._largest:
             return 0.0
         before, self._largest = self._largest, value
-        # A single loss may be near zero by chance, and so may all of the first steps.
+        # A single loss may be near zero by chance, and so may all losses of the first steps.
         floor = max(before, 1.0 if self.count <= _FIRST else _NEAR_ZERO)
         return value / before if before and value > _FAR_BEYOND * floor else 0.0
 

@@ -1,4 +1,4 @@
-"""The report: a training as an HTML page. Its data are first read and checked, then drawn.
+"""The report: a training as an HTML page. First its data are read and checked, then they are drawn.
 
 The files:
 

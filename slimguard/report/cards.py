@@ -37,7 +37,7 @@ _MOST_RANGES = 40
 
 
 class Fact(NamedTuple):
-    """A fact: its name, then code, words, and a line of code, each '' if there is none."""
+    """A fact: its name, then code, words, and a line of code; each of these may be ''."""
 
     name: str
     code: str = ''
@@ -46,7 +46,7 @@ class Fact(NamedTuple):
 
 
 class RangeRow(NamedTuple):
-    """A line of the table of ranges: is the tensor bad, and did the bad numbers begin in it?"""
+    """A row of the table of ranges: whether the tensor is bad, and the bad numbers began in it."""
 
     tensor: str
     range: str
@@ -62,7 +62,7 @@ class Opened(NamedTuple):
       text: the diagnosis in a few lines; '' if there is none.
       bad_rows: the rows of the batch that are known to be at fault.
       batch: the arrays of the batch that are no images.
-      batch_note: a sentence on which array of the batch is at fault; '' if that can be seen.
+      batch_note: a sentence on which array of the batch is at fault; '' if the page shows that.
       ranges: the range of the tensor at fault, then the ranges of tensors before and after it.
       ranges_note: sentences that explain `ranges`.
       sheets: the samples of the batch.
@@ -91,7 +91,7 @@ class Opened(NamedTuple):
 class IncidentView(Incident):
     """An incident, its number in the record, from 1 on, and its bundle.
 
-    The number is 0 if the record lacks the incident, and only a bundle has it.
+    The number is 0 for an incident that is in a bundle but not in the record.
     """
 
     number: int = 0
@@ -114,14 +114,14 @@ class IncidentView(Incident):
 
     @property
     def heading(self) -> str:
-        """Which incident it was, and at which step."""
+        """The number of the incident, and its step."""
         known = ['incident %d' % self.number] if self.number else []
         known += [] if self.step is None else ['step %d' % self.step]
         return begun(', '.join(known)) or (self.opened.name if self.opened else '')
 
     @property
     def headline(self) -> str:
-        """The cause in a sentence; else what was seen."""
+        """The cause in a sentence; if it is not known, what was seen."""
         return begun(self.cause) + '.' * bool(self.diagnosis)
 
     @property
@@ -132,7 +132,7 @@ class IncidentView(Incident):
 
     @property
     def _lines(self) -> List[str]:
-        """The lines of the diagnosis, without those of an explosion."""
+        """The lines of the diagnosis, without the lines of an explosion."""
         told = (self.diagnosis or '').split('\n')
         return told if told[0].partition(': ')[0] in _PHASES else told[1:]
 
@@ -143,13 +143,13 @@ class IncidentView(Incident):
         if cure in advice.FOR_EXPLOSIONS:
             # A step that was held as a spike needs no advice to hold spikes.
             return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
-        # Without the bundle's old path: `commands` has the path where the bundle is now.
+        # Without the bundle's old path: `commands` has its present path.
         policy = begun(advice.without_bundle(self.advice or ''))
         return ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
 
     @property
     def commands(self) -> List[str]:
-        """Commands that run the step again, as it was and without its bad row; needs a bundle."""
+        """Commands that run the step again, with and without its bad row; [] without a bundle."""
         if self.opened is None:
             return []
         replay = 'python -m slimguard replay ' + shlex.quote(self.opened.path)
@@ -158,7 +158,7 @@ class IncidentView(Incident):
 
     @property
     def facts(self) -> List[Fact]:
-        """What else is known."""
+        """Further facts: lines of the diagnosis, numbers, the action, versions."""
         not_applied = ['the update was not applied'] if self.held else []
         facts = [
             *sorted(map(_fact_of, self._lines[1:]), key=lambda fact: fact.name != 'Your line'),
@@ -220,12 +220,12 @@ def _plain(said: str) -> str:
     """Rewrites the range or the places in a line of a `Diagnosis` for readers of the page."""
     said = re.sub(r'^(\w+)\[\], (1 of 1 )?', r'\1, a scalar: ', said)
     if said.startswith('[]'):
-        return ''  # of a scalar, the range says it all
+        return ''  # for a scalar the range is enough
     return re.sub(r'(\[[\d, ]+\]) = (-?\w+)', r'\2 at \1', said)
 
 
 def bundle_name(incident: Incident) -> str:
-    """The name of the bundle's folder. On Windows, where the training may have run, \\ divides."""
+    """The name of the bundle's folder; if the training ran on Windows, its path has \\ in it."""
     return re.split(r'[/\\]', (incident.bundle or '').rstrip('/\\'))[-1]
 
 
@@ -247,8 +247,7 @@ def opened_of(read: Bundle, most: int) -> Opened:
     """What a bundle adds to its incident.
 
     Args:
-      read: the bundle. Only the outline of its contents was checked, so damaged contents may raise
-        any error.
+      read: the bundle. Only its main fields were checked, so damaged contents may raise any error.
       most: the most samples to show.
     """
     drawn = _drawn_by_the_user(read)
@@ -292,7 +291,7 @@ def _drawn_by_the_user(read: Bundle) -> Dict[str, np.ndarray]:
 
 
 def _places(said: Dict[str, Any]) -> Dict[str, List[Tuple[int, ...]]]:
-    """The indices of the first numbers that the op at fault cannot take, by its inputs' names."""
+    """The indices of the first numbers that the op at fault cannot take, by names of its inputs."""
     return {
         given['name']: [
             tuple(map(int, place.split(',')))
@@ -303,9 +302,9 @@ def _places(said: Dict[str, Any]) -> Dict[str, List[Tuple[int, ...]]]:
 
 
 def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
-    """The rows that are bad in the input, or made a later tensor bad; and the number of rows.
+    """The rows that are bad in the input or made a later tensor bad; and the number of all rows.
 
-    A later tensor may have another first dimension than the batch: the caller must compare it.
+    A later tensor may differ from the batch in its first dimension: the caller must compare.
     """
     found = said['non_finite']
     if (
@@ -323,7 +322,7 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
 
 
 def _with_ranges(opened: Opened, said: Dict[str, Any]) -> Opened:
-    """Adds the table of ranges: the tensor at fault first, then others in the order of the step."""
+    """Adds the table of ranges: first the tensor at fault, then others in the order of the step."""
     order = list(PHASES)
     rows = sorted(said['ranges'], key=lambda row: order.index(row['phase']))
     at = next((n for n, row in enumerate(rows) if row['tensor'] == said['tensor']), None)

@@ -1,7 +1,7 @@
-"""The charts, each drawn once, by matplotlib: as SVG for the page, and as pixels for the picture.
+"""Draws the charts with matplotlib: as SVG for the page, as pixels for the picture.
 
-A chart is drawn at the width at which it is seen, so that its letters have one size on a phone and
-on a desk. The code uses matplotlib's objects, never pyplot. It ignores the user's matplotlibrc, and
+A chart is drawn for the width of a phone or of a desktop, so that its letters have the same size on
+both. The code uses matplotlib's objects, never pyplot. It ignores the user's matplotlibrc, and
 changes no settings.
 """
 
@@ -28,9 +28,9 @@ from slimguard.report.loss_history import Curve
 from slimguard.report.samples import BAD, Sheet
 from slimguard.system.texts import cut, in_one_line, visible
 
-WIDE, NARROW = 900, 340  # pixels: on a desk, on a phone
+WIDE, NARROW = 900, 340  # pixels: on a desktop, on a phone
 
-# The page has these colours as CSS variables of the same names, with others in the dark.
+# The page has these colours as CSS variables of the same names; its dark theme has others.
 COLORS = {
     'paper': '#fbfaf7',
     'ink': '#1d1d1b',
@@ -48,8 +48,8 @@ COLORS = {
 _INK, _SOFT, _GRID, _CURVE, _BAD, _RING, _UNWRITTEN = (
     COLORS[name] for name in 'ink soft grid curve bad ring skip'.split()
 )
-# Each action has a shape as well as a colour: pages are printed in grey, and not all eyes tell
-# colours apart.
+# Each action has a shape as well as a colour, for pages printed in grey and for colour-blind
+# readers.
 _MARKERS: Dict[str, Tuple[str, str]] = dict(
     zip(ACTIONS, zip('vsDoXPp', 'bad stop rollback skip refused other other'.split()))
 )
@@ -80,7 +80,7 @@ _STYLE = {
     'xtick.color': _SOFT,
     'xtick.major.size': 4,
     'ytick.major.size': 0,
-    'ytick.major.pad': 9,  # a mark at the first step stays off its label
+    'ytick.major.pad': 9,  # keeps a mark at the first step off the label
     **{'axes.spines.%s' % side: False for side in ('top', 'left', 'right')},
 }
 
@@ -100,7 +100,7 @@ class Chart(NamedTuple):
 
 
 def svg(chart: Chart, name: str, width: int) -> str:
-    """The chart as an SVG element of a page, on which `name` must be unique."""
+    """The chart as an SVG element of a page; `name` must be unique on the page."""
     with _style(name + str(width)):
         file = io.BytesIO()
         FigureCanvasSVG(chart.draw(width)).print_svg(file)
@@ -123,7 +123,7 @@ _SVG, _HREF = '{http://www.w3.org/2000/svg}', '{http://www.w3.org/1999/xlink}hre
 
 
 def _adapt(element: ElementTree.Element, links: Dict[str, str]) -> None:
-    """Adapts an element to a page that has other figures, its own font, and a dark theme."""
+    """Adapts an SVG element to a page with other figures, its own font, and a dark theme."""
     given = element.attrib
     element.tag = element.tag.replace(_SVG, '')
     element.tail = None
@@ -156,7 +156,7 @@ def pixels(chart: Chart, width: int = WIDE) -> np.ndarray:
 @contextlib.contextmanager
 def _style(salt: str = ''):
     with warnings.catch_warnings(), matplotlib.rc_context(matplotlib.rcParamsDefault):
-        warnings.simplefilter('ignore')  # such as a warning of letters that the font lacks
+        warnings.simplefilter('ignore')  # such as of letters missing in the font
         matplotlib.rcParams.update({'svg.hashsalt': salt, **_STYLE})
         yield
 
@@ -206,12 +206,12 @@ def _round_ticks(most: int) -> ticker.MaxNLocator:
 
 
 def _plain(said: str) -> str:
-    # Between two dollars matplotlib would read TeX, and fail if it is none.
+    # matplotlib would read the text between two dollars as TeX, and perhaps fail.
     return in_one_line(said).replace('$', r'\$')
 
 
 def _tame(values: Any) -> np.ndarray:
-    """Clips floats, so that matplotlib's ticks around them are finite; NaN for a non-finite one."""
+    """Clips floats, so that matplotlib's ticks are finite; non-finite numbers become NaN."""
     values = np.asarray(values, float)
     values = np.where(np.isfinite(values), np.clip(values, -1e150, 1e150), np.nan)
     return np.where(np.abs(values) < 1e-150, 0.0, values)
@@ -220,7 +220,7 @@ def _tame(values: Any) -> np.ndarray:
 def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) -> None:
     """Draws lines [points, 2], with gaps at non-finite values, and names their axis.
 
-    The axis is logarithmic if the values go over two orders of magnitude.
+    The axis is logarithmic if the values span more than two orders of magnitude.
 
     Args:
       axes: where to draw.
@@ -249,14 +249,14 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
         alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
         marked = known if len(values) <= _FEW_POINTS else alone
         axes.plot(x, y, **look)
-        if marked.any():  # the layout would leave room even for no marks
+        if marked.any():  # even without marks the layout would reserve space
             axes.plot(x[marked], y[marked], '.', ms=6, clip_on=False, **look)
 
 
 # The loss.
 
-# The heights in pixels of the curve and of an action's row of marks; a line of at most 60 points
-# has a dot at each.
+# The heights in pixels of the curve and of an action's row of marks. A line of up to 60 points
+# shows a dot for each.
 _PLOT, _LANE, _FEW_POINTS = 240, 20, 60
 _NEAREST = 0.045  # of the width: closer marks would overlap on a phone
 
@@ -268,8 +268,8 @@ def loss_chart(
 
     Args:
       curve: the loss, or None.
-      incidents: those without a step are left out.
-      links: where on the page each incident is, by its number.
+      incidents: incidents without a step are left out.
+      links: the link to each incident on the page, by its number.
     """
     stepped = sorted((i for i in incidents if i.step is not None), key=lambda i: (i.step, i.number))
     if curve is None or not curve.segments:
@@ -341,7 +341,7 @@ def _said(group: Group) -> str:
 def _draw_marks(
     plots: List[Any], kind: str, groups: List[Group], lane: int, links: Dict[int, str]
 ) -> None:
-    """Draws the marks of an action, each a link, and larger for more incidents."""
+    """Draws the marks of an action. Each is a link; marks of more incidents are larger."""
     marker, name = _MARKERS[kind]
     x = _tame([group[0].step for group in groups])
     for axes in plots:
@@ -372,7 +372,7 @@ _PALETTE = LinearSegmentedColormap.from_list(
 
 
 def last_steps_chart(steps: LastSteps) -> Chart:
-    """Loss and gradient norm of the last steps, and the norm of each gradient by its colour."""
+    """The last steps: loss and gradient norm as lines, the norm of each gradient as a colour."""
     ratios = last_steps.ratios_of(steps.norms)
     begin = last_steps.beginning_of(steps, ratios)
     names, rows, begins_at = _heat_rows(steps, ratios, begin)
@@ -407,11 +407,11 @@ def last_steps_chart(steps: LastSteps) -> Chart:
 
 
 def _step_ticks(steps: List[int], most: int) -> List[int]:
-    """The columns of round steps; of the first and the last if there are none."""
+    """The columns of round step numbers; if there are none, of the first and last step."""
     round_steps = set(_round_ticks(most).tick_values(min(steps), max(steps)).tolist())
     ticks: List[int] = []
     for column, step in enumerate(steps):
-        # A held step comes again at once: only its first column may get a tick.
+        # A held step is repeated at once: only its first column may get a tick.
         is_new = step in round_steps and steps[column - 1 : column] != [step]
         if is_new and (not ticks or (column - ticks[-1]) * (most + 1) >= len(steps)):
             ticks.append(column)
@@ -432,7 +432,7 @@ def _heat_rows(
 ) -> Tuple[List[Tuple[str, int]], np.ndarray, Optional[int]]:
     """The name of each row of the heat map, its ratios, and the row where it began.
 
-    If there are many gradients, several share a row, which shows the largest or a non-finite one.
+    If there are many gradients, several share a row; it shows a non-finite or the largest ratio.
     """
     gradients = steps.gradients
     size = max(1, -(-len(gradients) // _MOST_LINES))

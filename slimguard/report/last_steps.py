@@ -1,4 +1,4 @@
-"""The last steps before an incident, from the history in its bundle, and where it began."""
+"""The last steps before an incident, from the history in its bundle, and where trouble began."""
 
 import math
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -8,7 +8,7 @@ import numpy as np
 from slimguard.report.loss_history import LEAST_POINTS
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
-_FAR = 2.0  # orders of magnitude above the median: no usual step is so far above it
+_FAR = 2.0  # a step is unusual this many orders of magnitude above the median
 _UNNUMBERED = 'steps before the last one'
 _MOST_CALM = 4  # the largest number of usual steps between two steps of one explosion
 
@@ -17,8 +17,8 @@ class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step at which each began; in a graph without a global step, minus the number
-        of later steps.
+      step: the global step at which each step began; without a global step, minus the number of
+        later steps.
       axis: what `step` counts, as the label of an axis.
       written: whether each step was written.
       loss, learning_rate, gradient_norm: a number for each step; None if none is known.
@@ -40,7 +40,8 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     """The last steps in the `history` of a bundle; None if there are none.
 
     Raises:
-      TypeError, ValueError, OverflowError: if its values are not such as `History.to_dict` makes.
+      TypeError, ValueError, OverflowError: if `history` does not have the form that
+        `History.to_dict` makes.
     """
     if history is None or not history['step']:
         return None
@@ -67,7 +68,7 @@ def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
-    """The numbers to draw as lines, by name: at least three are finite, and the rate changes."""
+    """By name, numbers to draw as lines: those with three finite values; a rate if it changes."""
     rate = steps.learning_rate
     rate = None if rate is None or (rate == rate[0]).all() else rate
     known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm), ('learning rate', rate))
@@ -86,8 +87,8 @@ class Beginning(NamedTuple):
 
     Attributes:
       column: the column of the step.
-      gradient: the number of the gradient that is farthest above its median; None if there are
-        several gradients, and all leave their range.
+      gradient: the number of the gradient that is farthest above its median; None if all of several
+        gradients leave their range.
       said: a sentence on the step and the gradients.
     """
 
@@ -110,9 +111,9 @@ def ratios_of(norms: np.ndarray) -> np.ndarray:
 
 
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
-    """Where gradients leave their usual range for the last time; None if none does."""
+    """Where gradients leave their usual range for the last time; None if they do not leave it."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
-    # Steps before the last rollback do not count: it undid what they did.
+    # Steps before the last rollback do not count, since it undid them.
     out[: _last_return(steps)] = 0
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
@@ -153,7 +154,7 @@ def _last_return(steps: LastSteps) -> int:
 
 
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
-    """The sentences below the charts of the last steps: where it began, and the learning rate."""
+    """The sentences below the charts of the last steps: the beginning, and the learning rate."""
     said = ''
     if steps.gradients:
         since = 'Since the last rollback no' if _last_return(steps) else 'No'

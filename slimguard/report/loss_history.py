@@ -23,7 +23,7 @@ class Curve(NamedTuple):
     """The loss over the global step.
 
     Attributes:
-      tag: the tag of the summary.
+      tag: the tag of the summaries.
       segments: arrays [points, 2] of steps and finite losses, in the order in which they were
         written. After a restart or a rollback, where the step goes back, a new array begins.
       points: how many points there were, before the curve was thinned out.
@@ -49,14 +49,14 @@ def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
 
     Returns:
       The curve, or None if no scalar in the event files looks like a loss; and sentences about
-      files that could not be read to their end.
+      files that could not be read completely.
     """
     series: Dict[str, array.array] = {}
     paths, troubles = _event_files(logdir)
     for path in paths:
         try:
             _read_file(path, series)
-        except Exception as error:  # by TensorFlow, the system or protobuf: ends this file only
+        except Exception as error:  # it ends the reading of this file only
             told = os.path.basename(path), first_line(error)
             troubles.append('%s was read only in part: %s' % told)
     if not series:
@@ -96,7 +96,7 @@ def _event_files(logdir: str) -> Tuple[List[str], List[str]]:
     paths, troubles = [], []
     for name in names:
         path = os.path.join(logdir, name)
-        if name.startswith(_EVENTS) and files.is_file(path):  # opening a FIFO may block for ever
+        if name.startswith(_EVENTS) and files.is_file(path):  # opening a FIFO may never return
             paths.append(path)
         elif name.startswith(_EVENTS):
             troubles.append('%s was not read: it is no regular file.' % name)
@@ -114,7 +114,7 @@ def _read_file(path: str, series: Dict[str, array.array]) -> None:
 
 def _events(path: str):
     verbosity = tf1.logging.get_verbosity()
-    # Hides TensorFlow's warning that this reader is deprecated: there is no other public one.
+    # Hides TensorFlow's warning that this reader is deprecated: there is no other public reader.
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     try:
         yield from tf1.train.summary_iterator(path)
@@ -138,8 +138,8 @@ def _number(value) -> Optional[float]:
 def curve_of(tag: str, points: np.ndarray) -> Curve:
     """The curve of points [n, 2], each a step and a loss; about `_MOST_POINTS` of them are kept.
 
-    A step that is smaller than the one before it begins a new segment. An equal step does not: two
-    event files may have the same step, and a held step comes again with the next batch.
+    A step number below the previous one begins a new segment. An equal number does not: two event
+    files may have the same step, and a held step is repeated with the next batch.
     """
     good = points[np.isfinite(points).all(axis=1)]
     back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1

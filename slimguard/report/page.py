@@ -82,7 +82,7 @@ def render(data: ReportData) -> str:
 
 
 def _content(data: ReportData) -> Dict[str, Any]:
-    """All that the page shows, by the names that the template uses."""
+    """The contents of the page, by the names that the template uses."""
     rows = _rows(data.incidents)
     left_out = list(itertools.chain.from_iterable(rows[_MOST_ROWS:]))
     links = {
@@ -110,9 +110,9 @@ def _content(data: ReportData) -> Dict[str, Any]:
 
 
 def _rows(incidents: List[IncidentView]) -> List[List[IncidentView]]:
-    """The rows of the table: an incident, or several without bundles that follow one another.
+    """The rows of the table: each for an incident, or for several in a row without bundles.
 
-    Those of one row have the same texts, and may differ in number, step, loss and time.
+    The incidents of a row have the same texts, and may differ in number, step, loss and time.
     """
 
     def texts(it: IncidentView) -> Any:
@@ -122,7 +122,7 @@ def _rows(incidents: List[IncidentView]) -> List[List[IncidentView]]:
 
 
 def _svg(chart: Any, name: str) -> Any:
-    """The chart as SVG twice, for a desk and for a phone; the page's CSS shows one of them."""
+    """The chart as SVG twice, for a desktop and for a phone; the page's CSS shows one of them."""
     widths = (charts.WIDE, charts.NARROW)
     return markupsafe.Markup(''.join(charts.svg(chart, name, width) for width in widths))
 
@@ -131,9 +131,9 @@ def _svg(chart: Any, name: str) -> Any:
 def environment() -> jinja2.Environment:
     """The template engine: it escapes every value, and fails for a name without a value.
 
-    Invisible characters, and those that change the direction of text, are written as escapes, so
-    that no name in a run looks like another. A longer text is cut, since a damaged record may hold
-    texts of any length.
+    It writes invisible characters, and those that change the direction of text, as escapes, so that
+    no name in a run looks like another. It cuts long texts, since a damaged record may hold texts
+    of any length.
     """
     return jinja2.Environment(
         loader=jinja2.PackageLoader('slimguard.report', 'templates'),
@@ -147,7 +147,7 @@ def environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    # A macro's result is HTML, with its text cut and escaped already.
+    # A macro's result is HTML; its text was cut and escaped already.
     return value if hasattr(value, '__html__') else visible(cut(value, _LONGEST))
 
 

@@ -35,13 +35,13 @@ def main(
     Args:
       logdir: the log directory of a training.
       output: the file of the page; by default slimguard/report.html in `logdir`. A file is
-        replaced; a device or a FIFO (``/dev/stdout``) is written to.
+        replaced; a device or a FIFO (``/dev/stdout``) is opened and written to.
       png: the file of the page as a picture, or None for no picture. Needs matplotlib.
       opens: whether to open the page in the user's browser.
 
     Returns:
-      The exit code: 0 if all is well; 1 if the record of incidents cannot be read, which the page
-      says; 2 if something could not be written, or `logdir` is no log directory.
+      The exit code: 0 if all is well; 1 if the record of incidents cannot be read (the page says
+      so); 2 if a file could not be written, or `logdir` is no log directory.
     """
     try:
         logdir, output, png = _paths(logdir, output, png)
@@ -96,7 +96,7 @@ def _page() -> Any:
 
 
 def _warn(data: ReportData, no_charts: str) -> None:
-    """Prints the page's notes on missing things to stderr as well."""
+    """Prints the page's notes on what is missing to stderr."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
     for note in [*data.notes, *([no_charts] if no_charts else [])]:
@@ -130,6 +130,6 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _is_device(path: str) -> bool:
-    """Whether to write into `path`, not to replace it: a device, a FIFO, our own stdout."""
+    """Whether to write into `path` instead of replacing it: a device, a FIFO, our own stdout."""
     is_ours = path in ('/dev/stdout', '/dev/stderr')  # even if a shell redirects it to a file
     return is_ours or os.path.exists(path) and not os.path.isfile(path)

@@ -1,7 +1,7 @@
 """The data of a report on a training: read from its log directory, checked, and put into words.
 
-The record and the bundles may come from a stranger, so this module checks them and runs nothing of
-them. A damaged bundle becomes a note on the page.
+The record and the bundles may come from a stranger, so this module checks them and runs nothing in
+them. For a damaged bundle the page has a note.
 """
 
 import datetime
@@ -26,7 +26,7 @@ from slimguard.report.cards import (
 from slimguard.report.loss_history import LEAST_POINTS, Curve
 from slimguard.system import files
 
-# The most bundles and samples that a page shows. It must open on a phone, and it has each sample
+# The most bundles and samples that a page shows. The page must open on a phone, and has each sample
 # twice, with up to 100 kB each time.
 _MOST_BUNDLES, _MOST_SAMPLES = 20, 40
 _MOST_NOTES, _MOST_KINDS = 20, 20
@@ -58,7 +58,7 @@ class ReportData(NamedTuple):
       incidents: the record of incidents, the oldest first.
       unrecorded: the incidents of bundles that the record does not name.
       notes: sentences on what could not be read.
-      curve_note: a sentence on what the curve is, or why there is none; or ''.
+      curve_note: a sentence on what the curve shows, or why there is no curve; or ''.
       has_record: whether there is a record of incidents, readable or not.
       broken: why the record as a whole cannot be read; '' if it can.
     """
@@ -96,7 +96,7 @@ def gather(logdir: str) -> ReportData:
 
 
 def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:
-    """The newest bundles, the oldest first; and notes on those that are not shown."""
+    """The newest bundles, from old to new; and notes on bundles that are not shown."""
     try:
         paths = bundle.paths(logdir)
     except Exception as error:
@@ -185,11 +185,11 @@ class Kind(NamedTuple):
     """Incidents of one kind.
 
     Attributes:
-      said: how many there are, at which steps, the actions, and which one is shown in full; '' for
-        one examined incident that did not end the training.
+      said: how many incidents, at which steps, the actions, and which incident is shown in full; ''
+        for one examined incident that did not end the training.
       to_do: what to do; '' if it is not known.
       first: the most important incident.
-      alike: the others that have a bundle.
+      alike: the other incidents with a bundle.
     """
 
     said: str
@@ -199,9 +199,9 @@ class Kind(NamedTuple):
 
 
 def kinds_of(data: ReportData) -> List[Kind]:
-    """The kinds of incidents: the one that ended the training, then examined ones, then the others.
+    """The kinds of incidents: the kind that ended the training, then examined kinds, then others.
 
-    In each of these parts the largest kind is the first.
+    Among examined kinds, and among others, the kind with the most incidents comes first.
     """
     ended = next((i for i in reversed(data.incidents) if i.action in _ENDED), None)
 

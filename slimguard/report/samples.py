@@ -1,4 +1,4 @@
-"""The samples of a batch: as images if their shape is that of images, else in numbers."""
+"""The samples of a batch: as images if they have the shape of images, else as numbers."""
 
 from types import MappingProxyType
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
       pixels: uint8 [height, width, 3 or 4]; a pixel that is not finite has the colour `BAD`.
       bad_pixels: (y, x) of the first 64 of `pixels` that are not finite.
       bad: how many values of the sample are not finite.
-      suspect: whether it made a later tensor bad, according to the diagnosis.
+      suspect: whether the diagnosis says that it made a later tensor bad.
     """
 
     row: int
@@ -81,7 +81,7 @@ def _shrinking(sides) -> int:
 
 
 def as_images(value: np.ndarray) -> Optional[np.ndarray]:
-    """A view [batch, height, width, channels] of an array of images; None if it has no images."""
+    """A view [batch, height, width, channels] of an array; None if it does not look like images."""
     value = np.asarray(value)
     if value.ndim != 4 or not value.size or value.dtype.kind in 'OSUbc':
         return None
@@ -121,7 +121,7 @@ def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
-    """The values shown as black and white: a usual range, such as [0, 255], or the images' own."""
+    """The values shown as black and white: a usual range such as [0, 255], or the images' range."""
     if images.dtype == np.uint8:
         return 0.0, 255.0
     ends = []
@@ -131,8 +131,8 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
             ends.append((float(finite.min()), float(finite.max())))
     if not ends:
         return 0.0, 1.0
-    # The medians of the images' ends, so that one wild sample does not make all others black. The
-    # median is one of the numbers, not a mean of two, which may overflow.
+    # Medians of the images' minima and maxima, so that one wild sample does not make all others
+    # black. Each median is one of the numbers, since a mean of two may overflow.
     low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:
@@ -179,7 +179,7 @@ def said(sample: Sample) -> List[str]:
 
 
 def caption(sheet: Sheet) -> str:
-    """The values of black and white, and which samples are shown."""
+    """A sentence: which values are black and white, and which samples are shown."""
     told = 'Black is %.4g and white %.4g' % (sheet.black, sheet.white)
     shown = len(sheet.samples)
     if shown < sheet.rows:
@@ -193,13 +193,13 @@ _MOST_ROWS, _MOST_NUMBERS = 3, 16
 
 
 class Numbers(NamedTuple):
-    """An array of the batch that holds no images, in numbers.
+    """An array of the batch that holds no images, as numbers.
 
     Attributes:
       name: the Tensor's name.
       outline: its dtype and shape, and how many of its rows are shown.
-      lines: the first numbers of some rows, a line for each: of bad rows and a good one; or of the
-        first two rows if none is bad.
+      lines: the first numbers of some rows, a line for each: bad rows and a good row; or the first
+        two rows if none is bad.
       is_at_fault: whether it is not finite, or made a later tensor bad.
     """
 
@@ -215,7 +215,7 @@ def in_numbers(
     suspects: Sequence[str] = (),
     places: Mapping[str, Sequence[Tuple[int, ...]]] = MappingProxyType({}),
 ) -> List[Numbers]:
-    """The arrays that are no images: non-finite ones first, then suspects, then the largest.
+    """The arrays that are no images: non-finite ones first, then suspects, then by size.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out.

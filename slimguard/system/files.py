@@ -13,8 +13,8 @@ from typing import IO, Any, Callable, List, Optional, Tuple, Type, Union
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
-# Wild cards of a glob. TensorFlow looks for a checkpoint by a glob of its path, so it would never
-# find a checkpoint that it saved to a path with one of these.
+# Wild cards of a glob. TensorFlow takes a checkpoint's path for a glob when it looks for the
+# checkpoint, so it never finds one whose path has a wild card.
 _WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
 # pathlib turns `ram://x` into `ram:/x`. A single letter is a drive of Windows.
@@ -26,8 +26,8 @@ def as_path(path: Path, name: str = 'logdir') -> str:
 
     Args:
       path: a str, bytes or `os.PathLike`, relative or absolute, or a URL of a file system that
-        `tf.io.gfile` knows (``gs://...``). ``file://`` is removed: the rest is a local path.
-      name: the caller's name for it, for errors.
+        `tf.io.gfile` knows (``gs://...``). ``file://`` is removed, which leaves a local path.
+      name: what errors call the path.
 
     Raises:
       TypeError: if it is no path.
@@ -50,12 +50,13 @@ def as_path(path: Path, name: str = 'logdir') -> str:
         text = text[len(_LOCAL_SCHEME) :] or '/'
     if is_remote(text):
         return text.rstrip('/') if not text.endswith('://') else text
-    # Not realpath: a logdir is shown as it was given. TensorFlow resolves `..` as abspath does.
+    # Not realpath: messages show a logdir as it was given. TensorFlow resolves `..` as abspath
+    # does.
     return os.path.abspath(text)
 
 
 def as_text(path: Path, name: str = 'logdir') -> str:
-    """A path as a str, neither made absolute nor checked.
+    """A path as a str, not made absolute and not checked.
 
     Raises:
       TypeError: if it is no path.
@@ -78,8 +79,8 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
     """As `as_path`, for a directory that checkpoints are saved to and restored from.
 
     Raises:
-      ValueError: also if TensorFlow could never restore a checkpoint from there, or if the path, or
-        a folder above it, is no directory.
+      ValueError: also if TensorFlow could not restore checkpoints from there, or if the path, or a
+        folder above it, is no directory.
     """
     text = as_path(path, name)
     wild = [letter for letter in text if letter in _WILD]
@@ -95,7 +96,7 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
 
 
 def require_writable(logdir: str) -> None:
-    """Raises ValueError if this process may not write to a directory of `as_logdir`, or make it."""
+    """Raises ValueError if this process may neither write to the directory nor make it."""
     if not is_remote(logdir) and not os.access(nearest(logdir), os.W_OK | os.X_OK):
         raise ValueError(
             'logdir %r cannot be used: this process may not write to %r. Checkpoints and the '
@@ -125,16 +126,16 @@ def is_dir(path: str) -> bool:
 
 
 def is_file(path: str) -> bool:
-    """Whether `path` is a regular file, or a link to one: reading it ends."""
+    """Whether `path` is a regular file, or a link to one: reading a FIFO may never end."""
     if is_remote(path):
         return _gfile().exists(path) and not _gfile().isdir(path)
     return os.path.isfile(path)
 
 
 def list_dir(path: str) -> List[str]:
-    """The sorted names in a directory; none if there is no such directory.
+    """The sorted names in a directory; [] if there is no such directory.
 
-    Names that are no UTF-8 are left out: TensorFlow opens none of them.
+    Names that are not UTF-8 are left out, since TensorFlow cannot open them.
     """
     if not is_dir(path):
         return []
@@ -144,7 +145,7 @@ def list_dir(path: str) -> List[str]:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Opens a regular file, local or remote; reading a FIFO or a device might take for ever.
+    """Opens a regular file, local or remote; reading a FIFO or a device might never end.
 
     Raises:
       FileNotFoundError, tf.errors.NotFoundError: if there is none.
@@ -157,10 +158,10 @@ def open_to_read(path: str) -> IO[bytes]:
 
 
 def open_to_append(path: str) -> IO[bytes]:
-    """Opens a regular file for appending, unbuffered, and for reading; makes it if need be.
+    """Opens a regular file for unbuffered appending and for reading; makes it if necessary.
 
-    Object stores (``gs://``) append by writing the object anew. If two processes do so at the same
-    moment, one of them loses its text.
+    Object stores (``gs://``) append by writing the whole object again. If two processes append at
+    the same moment, one text is lost.
     """
     _require_regular(path)
     if not is_remote(path):
@@ -182,7 +183,7 @@ def size_of(file) -> int:
 
 
 def errors(path: str) -> Tuple[Type[Exception], ...]:
-    """The errors of a file system that fails, or of a path whose file system is unknown."""
+    """The errors that a path may raise: its file system fails, or is unknown."""
     if not is_remote(path):
         return (OSError,)
     import tensorflow as tf
@@ -191,7 +192,7 @@ def errors(path: str) -> Tuple[Type[Exception], ...]:
 
 
 def errors_of_absence(path: str) -> Tuple[Type[Exception], ...]:
-    """The errors of a path at which there is no file."""
+    """The errors that a path without a file raises."""
     if not is_remote(path):
         return (FileNotFoundError,)
     import tensorflow as tf
@@ -207,7 +208,7 @@ def make_dirs(path: str) -> None:
 def free_bytes(path: str) -> Optional[int]:
     """The bytes that this process may still write to the file system of a local directory.
 
-    None if it is unknown: some network file systems report that they have no blocks at all.
+    None if it is unknown: some network file systems report 0 blocks.
     """
     try:
         total, _, free = shutil.disk_usage(path)
@@ -217,7 +218,7 @@ def free_bytes(path: str) -> Optional[int]:
 
 
 def megabytes(size: float) -> str:
-    """Bytes in words, as megabytes."""
+    """A number of bytes in words, in megabytes."""
     return '%.1f MB' % (size / 1e6)
 
 
@@ -226,7 +227,7 @@ def write_atomically(
     content: bytes,
     check: Optional[Callable[[str], None]] = None,
 ) -> None:
-    """Replaces the content of the file at `path`: a reader finds the old content or the new.
+    """Replaces the content of the file at `path`; readers see either the old or the new content.
 
     The umask sets its permissions, as for any new file. A link at `path` is replaced, not followed.
     On an object store (``gs://``) the temporary object is copied to `path` and then removed.
@@ -234,18 +235,18 @@ def write_atomically(
     Args:
       path: the file.
       content: its new content.
-      check: called with the path of the temporary file, before that replaces `path`. If it raises,
-        the old file stays.
+      check: called with the path of the temporary file before this file replaces `path`. If it
+        raises, the old file stays.
 
     Raises:
-      OSError, tf.errors.OpError: if it cannot be written, or if `path` is a device, a FIFO or a
-        directory, which stays as it is.
+      OSError, tf.errors.OpError: if the file cannot be written, or if `path` is a device, a FIFO or
+        a directory, which is then not changed.
     """
     _require_regular(path)
     making = '%s.making-%s' % (path, uuid.uuid4().hex)
     gfile = _gfile() if is_remote(path) else None
     try:
-        # 'x': do not follow a link that somebody has put there
+        # 'x': do not follow a link that is there
         with open(making, 'xb') if gfile is None else gfile.GFile(making, 'wb') as file:
             file.write(content)
         if check is not None:
@@ -259,7 +260,7 @@ def write_atomically(
             os.remove(making) if gfile is None else gfile.remove(making)
         if isinstance(error, OSError) and error.filename == making:
             error.filename = path  # users do not know the temporary name
-            del error.filename2  # with None the message would end in "-> None"
+            del error.filename2  # None would put "-> None" into the message
         raise
 
 

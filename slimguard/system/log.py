@@ -5,7 +5,7 @@ import os
 
 
 def _named(record: logging.LogRecord) -> bool:
-    """Puts 'slimguard/' before the file's name: absl's format shows that, and not the logger's."""
+    """Puts 'slimguard/' before the file's name: absl's format shows it, but no logger's name."""
     record.filename = 'slimguard/' + os.path.basename(record.pathname)
     return True
 
@@ -21,7 +21,7 @@ def log() -> logging.Logger:
     and its handlers print the messages. No message begins with 'slimguard': the formats of Python
     and TensorFlow show the logger's name, and absl's format shows the file's.
     """
-    import tensorflow as tf  # imported only now, since readers of a record do not need it
+    import tensorflow as tf  # only here: readers of a record do not need it
 
-    _LOGGER.parent = tf.get_logger()  # TensorFlow makes its handler at the first call
+    _LOGGER.parent = tf.get_logger()  # the first call makes TensorFlow's handler
     return _LOGGER

@@ -23,11 +23,11 @@ _MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'rep
 
 
 class LogdirError(ValueError):
-    """A path is no log directory; the message says what was looked for."""
+    """A path is no log directory; the message says what makes one."""
 
 
 def require_logdir(logdir: files.Path) -> str:
-    """A log directory as an absolute str; its folder `slimguard` stands for the directory.
+    """A log directory as an absolute str; `path` may also be its folder `slimguard`.
 
     Raises:
       LogdirError: if there is no such directory, or if it holds nothing of a training.
@@ -43,7 +43,7 @@ def require_logdir(logdir: files.Path) -> str:
 def meant_by(path: str) -> str:
     """The logdir, if `path` is the folder `slimguard` in a logdir; else `path`."""
     parent, name = os.path.split(path.rstrip('/'))
-    with contextlib.suppress(*files.errors(path)):  # the code that opens it raises the error
+    with contextlib.suppress(*files.errors(path)):  # whoever opens the path gets the error
         if name == _FOLDER and _has_any(files.list_dir(path), _MARKS_IN_FOLDER):
             return parent
     return path
@@ -78,7 +78,7 @@ def _is_one(logdir: str, names: Sequence[str]) -> bool:
 
 
 def _below(folder: str, names: Sequence[str]) -> List[str]:
-    """The logdirs in a folder and in its `slimguard-logs`; first those with a record."""
+    """The logdirs in a folder and in its `slimguard-logs`; logdirs with a record come first."""
     records = os.path.join(folder, FALLBACK)
     with contextlib.suppress(*files.errors(records)):
         names = [*names, *(os.path.join(FALLBACK, name) for name in files.list_dir(records))]

@@ -15,7 +15,7 @@ _LIMITS = (
 def available() -> Optional[int]:
     """The memory that this process may still take, in bytes; None if the system does not say.
 
-    It is what Linux calls available, but no more than a container has left.
+    This is Linux's "available" memory, or less if a container has less left.
     """
     amounts: List[int] = []
     for line in _read('/proc/meminfo').splitlines():
@@ -23,7 +23,7 @@ def available() -> Optional[int]:
             amounts.append(int(line.split()[1]) << 10)
     for limit, used in _LIMITS:
         most, taken = _read(limit).strip(), _read(used).strip()
-        if most.isdigit() and taken.isdigit():  # else it has no limit
+        if most.isdigit() and taken.isdigit():  # else there is no limit
             amounts.append(max(0, int(most) - int(taken)))
     return min(amounts, default=None)
 

@@ -1,4 +1,4 @@
-"""Tells whether values from users and records are numbers; a bool is none."""
+"""Tells whether values from users and records are numbers; a bool is not."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a positive finite number, of Python or numpy; a str never is."""
+    """Whether a value is a positive finite number of Python or numpy; False for a str."""
     try:
         return not isinstance(value, (bool, str, bytes)) and 0 < float(value) < math.inf
     except (TypeError, ValueError):

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 import numpy as np
 
-# By signal, what Python does by default.
+# By signal, Python's default handler.
 _DEFAULTS: Dict[int, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
@@ -23,14 +23,14 @@ _DEFAULTS: Dict[int, Any] = {
 
 
 class Listener:
-    """The handlers of SIGTERM and Ctrl-C, and a thread that gets the signals, during a training.
+    """During a training, the handlers of SIGTERM and Ctrl-C, and a thread that gets the signals.
 
-    The handlers run in the main thread, once it runs Python code. The thread need not wait for
-    that: Python writes each signal to the wake-up descriptor as it comes. A program with a wake-up
-    descriptor of its own keeps it; then the thread gets no signals.
+    The handlers run in the main thread, but only when it runs Python code. The thread does not wait
+    for this: Python writes each signal to the wake-up descriptor at once. If the program has a
+    wake-up descriptor of its own, that stays, and the thread gets no signals.
 
-    A training has `on_signal`, for the handlers; `on_wakeup`, `seconds_left` and
-    `end_in_midst_of_step`, for the thread; and `tell_saved`, for its removal.
+    A training has these methods: the handlers call `on_signal`; the thread calls `on_wakeup`,
+    `seconds_left` and `end_in_midst_of_step`; `remove` calls `tell_saved`.
 
     Args:
       shorten: wraps the handler, which may raise KeyboardInterrupt.
@@ -45,9 +45,9 @@ class Listener:
         self._handler = shorten(self._on_signal)
         self._end_by = end_by
         self._thread: Optional[threading.Thread] = None
-        self._blocked = threading.local()  # as several threads may fork at once
-        if hasattr(os, 'register_at_fork'):  # elsewhere nothing forks
-            # Called in the thread that forks; they cannot be unregistered.
+        self._blocked = threading.local()  # several threads may fork at once
+        if hasattr(os, 'register_at_fork'):  # Windows has no forks
+            # These are called in the thread that forks, and cannot be unregistered.
             os.register_at_fork(
                 before=self._before_fork,
                 after_in_parent=self._after_fork,
@@ -55,7 +55,7 @@ class Listener:
             )
 
     def add(self, training: Any) -> None:
-        """Sends a training the signals for which the program has no handler of its own."""
+        """Begins to send a training the signals that the program does not handle itself."""
         if self._thread is None:
             free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
             if not free:
@@ -64,11 +64,11 @@ class Listener:
         self.trainings.append(training)
 
     def remove(self, training: Any) -> None:
-        """Sends a training no more signals; after the last one, restores the earlier handlers."""
-        # Only the main thread can restore them; after another thread, the next signal does it.
+        """Stops sending signals to a training; after the last training, restores old handlers."""
+        # Only the main thread can restore handlers. In another thread, leave it to the next signal.
         is_last = self.trainings == [training] and is_main_thread()
         if is_last:
-            self._close()  # now the thread has read all signals that came
+            self._close()  # afterwards the thread has read all signals
         training.tell_saved()
         self.trainings.remove(training)
         if is_last:
@@ -91,7 +91,7 @@ class Listener:
         if self._thread is not None:
             # Closing the sender would not end the thread while a child holds a copy of it.
             self._sender.shutdown(socket.SHUT_RDWR)
-            if not sys.is_finalizing():  # then no other thread runs
+            if not sys.is_finalizing():  # at finalization no other thread runs
                 self._thread.join()
             self._thread = None
         self._sender.close()
@@ -109,8 +109,8 @@ class Listener:
         if self.trainings:
             self.trainings[-1].on_signal(number)
             return
-        # All trainings have ended in another thread, or a handler of the program still calls this
-        # handler.
+        # All trainings have ended in another thread; or a handler of the program still calls this
+        # one.
         if self._thread is not None:
             self._close()
         self._put_handlers_back()
@@ -120,7 +120,7 @@ class Listener:
         self._end_by(number)
 
     def _look_out(self) -> None:
-        """The loop of the thread: hands on each signal, and ends a step that takes too long."""
+        """The loop of the thread: passes on each signal, and ends a step that takes too long."""
         while True:
             innermost = self.trainings[-1] if self.trainings else None
             self._receiver.settimeout(innermost and innermost.seconds_left())
@@ -141,28 +141,28 @@ class Listener:
     def _before_fork(self) -> None:
         """Blocks the signals: the child must not get one while it has the parent's handlers.
 
-        The child would send it to the parent's thread and live on; plain Python would end it.
+        These would pass it to the parent's thread, and the child would go on; plain Python ends it.
         """
-        # Even if there are no handlers: another thread may install some before the fork.
+        # Also if there are no handlers: another thread may install some before the fork.
         self._blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
 
     def _after_fork(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked.before)
 
     def _after_fork_in_child(self) -> None:
-        """Restores the defaults in the child, which has got no signal."""
+        """Restores the default handlers in the child, before any signal reaches it."""
         try:
             self.trainings = []
             self._put_handlers_back()
             if self._thread is not None:
-                self._thread = None  # it does not run here
+                self._thread = None  # the child does not have it
                 self._close()
         finally:
             self._after_fork()
 
 
 def _keep_wakeup_fd(descriptor: int) -> None:
-    """Makes Python write signals to the program's own descriptor, unless that is -1, for none."""
+    """Makes Python write signals to the program's own descriptor again; -1 stands for none."""
     with contextlib.suppress(OSError, ValueError):  # its owner has closed it
         if descriptor != -1:
             signal.set_wakeup_fd(descriptor)
@@ -181,8 +181,8 @@ class SharedSignals:
     """The signals that this process has received and not yet sent to the other ranks.
 
     Attributes:
-      trainings: their `on_shared_signal` is called with the number of a signal once all ranks know
-        of it: in the middle of a step, in any thread.
+      trainings: `on_shared_signal` of each is called with the number of a signal once all ranks
+        know of it: in the middle of a step, in any thread.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class SharedSignals:
         self._heard.add(number)
 
     def forget(self) -> None:
-        """Drops the signals that were not sent: the training that they should end has ended."""
+        """Drops the signals that were not sent, since their training has ended."""
         self._heard.clear()
 
     def heard(self) -> np.ndarray:

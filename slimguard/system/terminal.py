@@ -1,7 +1,7 @@
 """Prints text of unknown origin (names of files, lines of a record) to any kind of stdout.
 
 It shows escape sequences, bidirectional controls and line ends as escapes, and cuts the cells of a
-table. A stdout that is closed or full, or that cannot encode a character, causes no traceback.
+table. If stdout is closed or full, or cannot encode a character, there is no traceback.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _IN_A_CELL, _IN_THE_LAST_CELL, _IN_A_SENTENCE = 60, 300, 10000
 
 
 def visible(text: Any, most: int = _IN_A_SENTENCE) -> str:
-    """Any text in one line of at most `most` characters, each visible or an escape.
+    """A text in one line of at most `most` characters; invisible characters become escapes.
 
     A text that is too long loses its middle.
     """
@@ -56,13 +56,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
-    """Inside, an error of stdout is worked around, or ends the process without a traceback.
+    """Inside, an error of stdout is avoided, or ends the process without a traceback.
 
     * A character that stdout cannot encode is written as an escape.
     * A pipe that was closed (``| head -1``) ends the process without a word, with the exit code
       that a shell gives to SIGPIPE.
     * If nothing can be written (a full disk), a sentence on stderr says so, and the exit code is 2.
-      So it is after any other `OSError`: it is no bug, and the user has to solve it.
+      The same holds for any other `OSError`: it is no bug, but a problem for the user to solve.
     * If stdout was closed from the beginning (``>&-``), nothing is written, and the exit code is
       the command's own.
     """
@@ -96,7 +96,7 @@ def _cut(text: str, most: int) -> str:
 def _set_errors(stream, errors) -> Any:
     """Sets a stream's handling of characters that it cannot encode; returns the previous one."""
     before = getattr(stream, 'errors', None)
-    # A notebook's stream has nothing to set. A closed pipe raises, since setting flushes.
+    # A notebook's stream cannot be set. A closed pipe raises, since setting flushes it.
     with contextlib.suppress(AttributeError, OSError, ValueError):
         stream.reconfigure(errors=errors)
     return before

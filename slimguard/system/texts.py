@@ -41,7 +41,7 @@ def _escaped(text: str, kept: str) -> str:
 
 def _shows(character: str) -> bool:
     category = unicodedata.category(character)
-    return category[0] != 'C' and category not in ('Zl', 'Zp')  # these end lines
+    return category[0] != 'C' and category not in ('Zl', 'Zp')  # these are line ends
 
 
 def _escape(character: str) -> str:

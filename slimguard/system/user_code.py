@@ -22,16 +22,16 @@ _PACKAGES = (
 def is_users(file: str) -> bool:
     """Whether a file, as a traceback names it, is the user's own.
 
-    It is if it belongs to none of TensorFlow, tf-slim, Keras, slimguard and Python.
+    A file is the user's if it belongs to none of TensorFlow, tf-slim, Keras, slimguard and Python.
     """
     if file.startswith(_directories()):
         return False
-    # Packages inside Python's own directory may well be the user's.
+    # Packages inside Python's own directory may be the user's.
     return not file.startswith(_PYTHON) or bool(re.search(r'[/\\\\](site|dist)-packages', file))
 
 
 def frames_of(traceback: Optional[types.TracebackType]) -> List[types.TracebackType]:
-    """The frames of a traceback, the one that raised the error last."""
+    """The frames of a traceback; the last one raised the error."""
     frames = []
     while traceback is not None:
         frames.append(traceback)
@@ -40,7 +40,7 @@ def frames_of(traceback: Optional[types.TracebackType]) -> List[types.TracebackT
 
 
 def traceback_of(frames: Sequence[types.TracebackType]) -> Optional[types.TracebackType]:
-    """A traceback of these frames only, which it links to each other; None if there are none."""
+    """A traceback of these frames only, linked to each other; None if there are no frames."""
     for frame, following in zip(frames, [*frames[1:], None]):
         frame.tb_next = following
     return frames[0] if frames else None
@@ -76,7 +76,7 @@ def _directories() -> Tuple[str, ...]:
             continue
         if spec is not None and spec.origin and os.path.basename(spec.origin) == '__init__.py':
             folders.add(os.path.dirname(spec.origin))
-    # Modules of TensorFlow 1.15 lie beside `tensorflow`, under a name that nobody imports.
+    # TensorFlow 1.15 keeps its modules beside `tensorflow`, in a package that nobody imports.
     beside = {os.path.dirname(path) for path in folders if os.path.basename(path) == 'tensorflow'}
     folders.update(os.path.join(folder, name) for folder in beside for name in _PACKAGES)
     return tuple(os.path.join(directory, '') for directory in folders)
@@ -100,7 +100,7 @@ def is_notebook() -> bool:
 
 
 def place_of(file: str) -> str:
-    """A file as users know it: a cell by its number, if that is known."""
+    """A file as users know it: for a cell, its number, if that is known."""
     number = _CELL_OF_IPYTHON_7.match(file)
     if number:
         return 'cell [%s]' % number.group(1)

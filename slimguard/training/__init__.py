@@ -5,44 +5,44 @@ The path of a bad step, from the run of the train op to the line in the log. Sli
 in a `MonitoredSession`, TensorFlow calls the hook's `before_run` and `after_run` in its place.
 
     1. HookedStep.run (hooked_session.py) asks the hooks what to feed. slimguard's own hook is a
-       GateWatcher (gate_watcher.py), which answers in `ask`. What to fetch with each kind of run
-       is settled once (WatchedRuns.run_for in watched_runs.py).
+       GateWatcher (gate_watcher.py), which answers in `ask`. What to fetch in each kind of run is
+       determined once (WatchedRuns.run_for in watched_runs.py).
     2. PreparedRuns.run (prepared_runs.py) runs the session. In the graph, the gate checks the
        values and keeps the variables as they were (gate/building/builder.py), and stores a report
        of what is bad (`Untold` in gate/building/announcement.py).
     3. GateWatcher.take_values gets the values, and Run.read (watched_runs.py) opens an
        OpenIncident if the values or the report show a bad step. StepHistory.note_bad
-       (step_history.py) adds the last steps to it, and of a finite number how far it is above its
-       limit. Each later part adds what it found or did.
+       (step_history.py) adds the last steps and, for a finite number that is too large, its limit.
+       Each later part adds what it found or did.
     4. GateWatcher.handle lists the incident, and IncidentHandler.handle (incident_handler.py) does
        the rest, in this order:
        - judges from the last losses whether the weights are ruined (checkpoints/snapshots.py)
        - asks FallbackChain.foresee (incidents/fallback_chain.py) which policy applies if the cause
          stays unknown
-       - has Evidence (diagnosis/evidence.py) search the cause, at least as far as that policy
-         needs it
+       - calls Evidence (diagnosis/evidence.py) to search for the cause, at least as far as that
+         policy needs it
        - decides: FallbackChain.decide; Evidence.keep writes the bundle
        - acts: skips, Rollbacks.roll_back, raises NanLossError, asks the loop to stop, or calls the
          user's `on_nan_loss`
        - records, also if the act raised: IncidentLog.record (incidents/incident_log.py) has
          record_file.py append the incident, and logs its line
 
-A check of the model's own, such as `check_numerics`, raises in place of 2. Its error is opened by
-`of_error` (open_incident.py), and 4 follows.
+If a check in the model itself, such as `check_numerics`, raises in step 2, `of_error`
+(open_incident.py) opens an incident from its error, and step 4 follows.
 
 The watch:
 
     hooked_session.py     runs a step with hooks, as a MonitoredSession does
     hook_calls.py         calls the user's hooks around a run, and checks what they fetch
-    fetch_structures.py   structures of fetches and feeds; results cached by kind of run
+    fetch_structures.py   structures of fetches and feeds; caches results by kind of run
     prepared_runs.py      prepares each kind of `session.run` once, and repeats it
     gate_watcher.py       the hook that watches the gates of a graph
-    watched_runs.py       which runs are steps, and what their values show
-    step_history.py       the numbers of the last steps: to judge the next, and for TensorBoard
+    watched_runs.py       which runs are steps, and which incidents their values show
+    step_history.py       the numbers of the last steps: to judge the next step, and for TensorBoard
 
 After a bad step:
 
-    open_incident.py      OpenIncident: the bad step, from then to its line in the record
+    open_incident.py      OpenIncident: a bad step until its line is in the record
     incident_handler.py   examines, decides, acts, records
     rollback.py           carries out the policy Rollback: chooses a state and restores it
     learning_rate_factor.py  the factor of the learning rates after rollbacks, kept for a restart
@@ -50,9 +50,9 @@ After a bad step:
 The loops:
 
     watch.py              watch(), for a plain session
-    slim_training.py      train(): checks what it is given, opens the training, runs slim's loop
+    slim_training.py      train(): checks its arguments, opens the training, runs slim's loop
     slim_loop.py          the step function and session wrapper for slim.learning.train
-    hook_loop.py          opens a training for a hook alone; finds the folder of its record
+    hook_loop.py          opens a training if there is only a hook; finds the folder of its record
 
 Around a training:
 

@@ -1,9 +1,9 @@
-"""Structures of fetches and feeds, and results that are cached by them.
+"""Structures of fetches and feeds, and a cache of results for them.
 
 A run may fetch any nested structure: the functions here take it apart and rebuild it. A run may
 also feed any tensor: features in place of the ops that compute them, or a
-`placeholder_with_default` in place of the next batch. The session then does not run the ops behind
-the fed tensor, and neither must the guard: :func:`inner_feeds` finds such tensors.
+`placeholder_with_default` in place of the next batch. Then the session does not run the ops behind
+the fed tensor, and the guard must not run them either: :func:`inner_feeds` finds such tensors.
 """
 
 import collections.abc
@@ -18,10 +18,10 @@ from slimguard.graph import TrainOp, key, op_of
 
 
 def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
-    """The parts of a structure, and what rebuilds it from new parts; None for a single fetch.
+    """The parts of a structure, and a function that rebuilds it from new parts; None for one fetch.
 
-    The structures are those that `Session.run` knows. A session makes each structure of values from
-    the type of the fetches, except that it makes a plain list from any kind of list.
+    The structures are those that `Session.run` knows. A session returns values in structures of the
+    same types, but a plain list for any kind of list.
     """
     kind: Any = type(fetches)
     if isinstance(fetches, list):
@@ -32,7 +32,7 @@ def parts_of(fetches) -> Optional[Tuple[List[Any], Callable[[Any], Any]]]:
         names = list(fetches)
 
         def filled(parts):
-            copied = copy.copy(fetches)  # a defaultdict, for one, is not made from its items alone
+            copied = copy.copy(fetches)  # a defaultdict, for example, needs more than its items
             for name, part in zip(names, parts):
                 copied[name] = part
             return copied
@@ -51,7 +51,7 @@ _COMPOSITE = (tf.SparseTensor, tf.IndexedSlices, tf.RaggedTensor)
 
 
 def map_fetches(fetches, replace: Callable[[Any], Any]):
-    """`fetches` with each single fetch replaced; the values come in the same structure."""
+    """`fetches` with each single fetch replaced; a run returns values in the same structure."""
     structure = parts_of(fetches)
     if structure is not None:
         parts, make = structure
@@ -68,7 +68,7 @@ def fetched_elements(fetches, graph: tf.Graph) -> list:
         try:
             elements.append(graph.as_graph_element(fetch))
         except (TypeError, ValueError, KeyError):
-            continue  # the session raises its own error for it
+            continue  # the session will raise its own error
     return elements
 
 
@@ -79,7 +79,7 @@ def leaves(fetches) -> Iterator[Any]:
         for each in structure[0]:
             yield from leaves(each)
     elif isinstance(fetches, tf.SparseTensor):
-        # Not by `tf.nest`: TensorFlow 1.15 then reads the shape, after which no run may feed it.
+        # Not `tf.nest`: on TensorFlow 1.15 it reads the shape, and then no run may feed the tensor.
         yield from (fetches.indices, fetches.values, fetches.dense_shape)
     else:
         yield from tf.nest.flatten(fetches, expand_composites=True)
@@ -91,7 +91,7 @@ _ELEMENTS = (tf.Tensor, tf.Operation)
 def key_of(fetches):
     """A hashable key for `fetches`, equal for the same objects in the same structure."""
     kind = type(fetches)
-    if issubclass(kind, _ELEMENTS):  # the most frequent case first: the checks below are slow
+    if issubclass(kind, _ELEMENTS):  # the usual case first: the checks below are slow
         return id(fetches)
     if isinstance(fetches, (list, tuple)):
         return (kind,) + tuple([key_of(fetch) for fetch in fetches])
@@ -110,10 +110,11 @@ _KEPT_AS = '_slimguard_inner_feeds'
 
 
 class RunKinds:
-    """A cache of results by kind of run: the same fetches and the same computed feeds."""
+    """A cache of results by kind of run, that is, by its fetches and its computed feeds."""
 
     def __init__(self) -> None:
-        # Each with a copy of its fetches: while they live, no other object gets the ids in the key.
+        # Each with a copy of its fetches: as long as they exist, no other object gets the ids in
+        # the key.
         self._known: Dict[Any, Tuple[Any, Any]] = {}
 
     def of(
@@ -127,7 +128,7 @@ class RunKinds:
         """The result of `make(fetches, fed, *more)`, called for the first run of each kind only.
 
         Args:
-          make: called for the first such run; no reference to it is kept.
+          make: called for the first run of a kind; not kept.
           fetches: what is fetched, of any structure.
           fed: the computed feeds, see `inner_feeds`.
           *more: other values that identify the kind.
@@ -145,7 +146,7 @@ class RunKinds:
 
 
 def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
-    """The fed tensors that are no inputs of the graph: without the feed, ops would compute them.
+    """The fed tensors that are no inputs of the graph: other ops would compute their values.
 
     Args:
       graph: the graph of the session.
@@ -153,7 +154,7 @@ def inner_feeds(graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
     """
     if not feed_dict or not isinstance(feed_dict, dict):
         return ()
-    # By the ids of the fed tensors. The tensors are kept, so no other object gets their ids.
+    # By the ids of the fed tensors. Keep the tensors, so that no other object gets their ids.
     memory = getattr(graph, _KEPT_AS, None)
     if memory is None:
         memory = {}
@@ -187,6 +188,6 @@ def are_taken(fed: Sequence[tf.Tensor], elements: Sequence[TrainOp]) -> bool:
 
 
 def not_fed(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> List[TrainOp]:
-    """The fetched elements that a run computes; those that it feeds are left out."""
+    """The fetched elements that a run computes, without those that it feeds."""
     keys = {key(tensor) for tensor in fed}
     return [e for e in elements if isinstance(e, tf.Operation) or key(e) not in keys]

@@ -1,8 +1,8 @@
 """The hook that watches the guarded train ops of a graph: :class:`GateWatcher`.
 
-A bad step goes one way: `take_values` gets the values of its run, `Run.read` (watched_runs.py)
-opens an incident, and `IncidentHandler.handle` (incident_handler.py) examines it, decides, acts and
-records.
+All bad steps take the same path: `take_values` gets the values of the run, `Run.read`
+(watched_runs.py) opens an incident, and `IncidentHandler.handle` (incident_handler.py) examines it,
+decides, acts and records.
 """
 
 import collections
@@ -47,14 +47,14 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     Attributes:
       max_loss, logdir, ends_job: the user's settings of this hook; see `NanLossHook`.
-      incidents: the last thousand incidents, a list of `Incident`, each in its newest version.
-      incident_count: how many there were in all.
+      incidents: the last thousand incidents: a list with the newest version of each `Incident`.
+      incident_count: how many incidents there were in all.
       histories: keeps the last steps of each gate.
-      runs: knows which runs are steps to watch; made anew for each training.
+      runs: knows which runs are steps to watch; each training has its own.
       job: the process's part in a job of several processes, or None.
     """
 
-    # Whether other code handles writes beside the train op; if not, this refuses or logs them.
+    # Whether other code handles writes beside the train op; if not, this hook refuses or logs them.
     _guards_beside = False
 
     def __init__(
@@ -88,14 +88,14 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     @property
     def own_settings(self) -> TrainingSettings:
-        """The user's settings of this hook; the user may have changed some since."""
+        """The user's settings of this hook, with changes that the user made later."""
         return self._settings._replace(
             max_loss=self.max_loss, logdir=self.logdir, ends_job=self.ends_job
         )
 
     @property
     def max_loss_now(self) -> Optional[float]:
-        """A larger loss is an incident; None for no limit. A user may change it at any step."""
+        """The largest loss that is no incident, or None. A user may change it at any step."""
         return self._in_force.max_loss if self.max_loss is None else self.max_loss
 
     def join(self, training: Training) -> None:
@@ -152,8 +152,8 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._policies.note_job_rollbacks(self.job.rollbacks)
             self._rollbacks.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
-            # With several ranks it is too early: the first rank sends its variables to the others
-            # only after all hooks' `after_create_session`.
+            # With several ranks this is too early: the first rank has sent its variables to the
+            # others only after all hooks' `after_create_session`.
             at_once = self._training.makes_sessions and not self._ranks.are_several
             self._handler.enter(session, at_once)
 
@@ -161,7 +161,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         return self.ask(run_context, self.runs.run_for(run_context))
 
     def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
-        """The fetches and feeds of this hook for a run; None if `run` is None: it is no step."""
+        """The fetches and feeds of this hook for a run; None if `run` is None (no step)."""
         session = run_context.session
         if self.job is not None:
             with self._training.saving_before_errors(session):
@@ -183,7 +183,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
         Args:
           run_context: the `SessionRunContext` of the run.
-          run: the kind of run; None if it was no step of a training that is watched.
+          run: the kind of run; None if it was no watched step.
           values: the values of the fetches.
         """
         if run is not None:
@@ -199,7 +199,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self.handle(run_context, *together)
 
     def handle(self, run_context, opened: OpenIncident, *beside: OpenIncident) -> None:
-        """Handles one incident of a run, with the other incidents of that run beside it."""
+        """Handles the first incident of a run together with the run's other incidents."""
         for each in (*beside, opened):
             if self.job is not None:
                 look_again(run_context.session, each)
@@ -210,14 +210,14 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._handler.handle(run_context, opened, beside, override, name)
 
     def _list(self, opened: OpenIncident) -> None:
-        """Lists an incident; in a job, with the name of this process."""
+        """Adds an incident to the list; in a job, with the name of this process."""
         if self.job is not None:
             opened.note(worker=self.job.worker)
         self._opened.append(opened)
         self.incident_count += 1
 
     def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step that was no incident; `loss` is the last finite loss, or None."""
+        """Notes a step without an incident; `loss` is the last finite loss, or None."""
         self._policies.step_was_good()
         self._rollbacks.snapshots.step_was_good(session, loss)
 
@@ -226,14 +226,14 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._loop.end(session, self.incident_count)
         self._record_unseen(session)
         self._handler.close()
-        if self._training.is_chief is None:  # else `train` ends the job, once it has saved
+        if self._training.is_chief is None:  # else `train` ends the job after its save
             self.end_job()
 
     def on_nan_loss(self, run_context, incident: Incident) -> None:
         """Acts on an incident; override it to act otherwise.
 
-        By default, does what the policy says: raises `NanLossError`, or asks `run_context` to
-        stop, or restores a checkpoint, or does nothing: the next batch comes.
+        By default, does what the policy says: raises `NanLossError`, asks `run_context` to stop,
+        restores a checkpoint, or does nothing, so that the next batch follows.
 
         Args:
           run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
@@ -249,12 +249,12 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._handler.record_unseen(opened, rolls_back)
 
     def end_job(self) -> None:
-        """On the chief of a job, ends the job, whose work is done."""
+        """On the chief of a job, ends the job: all steps are done."""
         if self.job is not None and self.job.is_chief and self._in_force.ends_job:
             self.job.end()
 
     def _row_of(self, gate: gates.Gate, is_kept: bool) -> tf.Tensor:
-        """The row of a gate's steps; if `is_kept`, it waits until what a bad step drew is kept."""
+        """The row of a gate's steps; if `is_kept`, it waits until a bad step's input is kept."""
         self._training.capture(gate)  # the train op may have been guarded after the hook began
         evidence = self._training.evidence.get(gate) if is_kept else None
         return gate.row if evidence is None else evidence.capture.row
@@ -293,11 +293,11 @@ class GateWatcher(tf1.train.SessionRunHook):
         )
 
     def _look_around(self) -> tf_callers.CallingSession:
-        """What the call stack of `begin` shows about the session that is being made."""
+        """What the call stack of `begin` shows about the new session."""
         return tf_callers.session_among_callers(self)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
-        """Where the record goes: the logdir, or where the session saves; None on other ranks."""
+        """The folder of the record: the logdir, or where the session saves; None on other ranks."""
         saves_itself = self._training.saver is not None
         return find_record_folder(
             self, self._in_force.logdir, dirs, policies, self._ranks, warns=not saves_itself
@@ -329,14 +329,14 @@ def with_watcher(
     on_nan: OnNan,
     settings: TrainingSettings,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
-    """The hooks, and the one that decides: a NanLossHook among them, or else an added one.
+    """The hooks, and the hook that decides: a NanLossHook among them, or else an added one.
 
-    This changes no hook: `handed` gives them the settings of the training.
+    This changes no hook; `handed` passes them the settings of the training.
 
     Raises:
       TypeError: if `hooks` is no list of hooks.
-      ValueError: if `on_nan`, or a `max_loss`, `spike` or `logdir` of `settings`, disagrees with a
-        NanLossHook, or is unknown.
+      ValueError: if `on_nan`, or a `max_loss`, `spike` or `logdir` of `settings`, differs from that
+        of a NanLossHook, or is unknown.
     """
     _require_hooks(hooks)
     watchers = watchers_in(hooks)
@@ -385,7 +385,7 @@ def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
 
 @contextlib.contextmanager
 def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
-    """Joins the watchers among `hooks` to a training, from before their `begin` to its end."""
+    """Inside, the watchers among `hooks` belong to a training; enter it before their `begin`."""
     with contextlib.ExitStack() as stack:
         for hook in watchers_in(hooks):
             stack.callback(hook.leave)

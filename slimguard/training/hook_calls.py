@@ -1,7 +1,7 @@
 """Calls the hooks of a user around one run, and checks what they fetch.
 
 HookCalls    calls them as a `MonitoredSession` does
-HookFetches  refuses hooks' fetches that would run a gated write past its gate
+HookFetches  refuses hooks' fetches that would make a write bypass its gate
 """
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Set
@@ -15,7 +15,7 @@ from slimguard.training.watched_runs import gates_run_by
 
 
 class HookCalls:
-    """The calls of hooks around one run, as in a `MonitoredSession`; calls `before_run` at once.
+    """Calls hooks around one run, as a `MonitoredSession` does; `before_run` in its constructor.
 
     Args:
       hooks: the hooks, in order.
@@ -51,7 +51,7 @@ class HookCalls:
         return self.options if self.options.ByteSize() else None
 
     def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
-        """The feeds of hooks and caller together; RuntimeError for a tensor that both feed."""
+        """The feeds of hooks and caller; raises RuntimeError for a tensor that both feed."""
         if not self.feeds:
             return user_feeds
         if not user_feeds:
@@ -62,8 +62,8 @@ class HookCalls:
     def values_for(
         self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
     ) -> tf1.train.SessionRunValues:
-        """The values that the `after_run` of a hook gets, out of those of all hooks."""
-        # By `_make`: once TensorFlow 2 has imported its Estimators, calling the class warns.
+        """The values for a hook's `after_run`, picked from the values for all hooks."""
+        # `_make`, since calling the class warns once TensorFlow 2 has imported its Estimators.
         given = results.get(hook), self.options, run_metadata
         return tf1.train.SessionRunValues._make(given)
 
@@ -80,7 +80,7 @@ class HookCalls:
 def _require_apart(feeds: dict, others: dict, words: str) -> None:
     both = set(feeds) & set(others)
     if both:
-        # TensorFlow's words, which users may look for.
+        # Users may look for TensorFlow's own words.
         raise RuntimeError('%s Conflict(s): %s' % (words, list(both)))
 
 
@@ -96,7 +96,7 @@ def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
 
 
 class HookFetches:
-    """Refuses steps in which a fetch of a hook would run a gated write past its gate.
+    """Refuses steps in which a fetch of a hook would make a write bypass its gate.
 
     Args:
       graph: the graph of the session.
@@ -113,7 +113,7 @@ class HookFetches:
         """Checks a step before its run.
 
         Args:
-          fetches: the fetches by hook; the loop's own have a str as their key.
+          fetches: the fetches by hook; a str is the key of the loop's own fetches.
           feed_dict: the feeds of the loop and the hooks.
           asked: a key that identifies these fetches.
           of_loop: other fetches of the loop.

@@ -1,9 +1,9 @@
-"""A training in a loop that knows hooks only, as a `MonitoredSession`: :class:`HookLoop`.
+"""A training in a loop that only calls hooks, such as a `MonitoredSession`: :class:`HookLoop`.
 
-`slimguard.train` keeps checkpoints, saves on signals, and captures bad steps by itself. In a
-`MonitoredSession`, an Estimator or a plain session there is only the hook. It is called when the
-graph is complete, when the session is made, and around each step. No hook is called when the
-session is closed, so this one replaces the session's `close`.
+`slimguard.train` itself keeps checkpoints, saves on signals, and captures bad steps. In a
+`MonitoredSession`, an Estimator or a plain session there is only the hook. The loop calls it when
+the graph is complete, when the session is made, and around each step. No loop calls hooks when the
+session is closed, so this hook replaces the session's `close`.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ class HookLoop:
 
     Args:
       handed: the training, which is not open yet.
-      settings: the user's settings, of the hook or else of the loop.
+      settings: the user's settings of the hook, else those of the loop.
       graph: the graph.
       directory: the folder of the record, and of the checkpoints unless the session keeps its own;
         None for none.
-      calling: the session that is being made, as far as known.
+      calling: what is known of the new session.
 
     Attributes:
       training: the training.
@@ -62,11 +62,11 @@ class HookLoop:
         self._open = contextlib.ExitStack()  # what to undo when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         checkpoints = saver = None
-        # None if no caller shows it; the job then tells it in `open`. That is too late for the
-        # repair, which has to come before the session restores a checkpoint.
+        # None if no caller shows whether this process saves; the job tells later, in `open`. That
+        # is too late for the repair, which must precede the session's restore.
         saves = calling.is_chief if handed.makes_sessions else True
         folder = directory if _trains(graph) else None
-        if folder is not None and calling.dirs:  # the session saves there, not beside the record
+        if folder is not None and calling.dirs:  # save where the session saves
             folder = files.as_path(calling.dirs[0], 'checkpoint_dir')
         if folder is not None and saves is not False:
             saver = _finite_saver(graph, calling)
@@ -91,7 +91,7 @@ class HookLoop:
 
         Args:
           session: the `tf.compat.v1.Session`.
-          saves: whether this process saves, as far as the job knows.
+          saves: whether this process saves, according to the job.
           closing: called with the session before it is closed.
           closed: called when the session is closed.
         """
@@ -103,7 +103,7 @@ class HookLoop:
             self._build_saver()
         else:
             checkpoints = self.training.checkpoints = None
-        # A rank that saves nothing also hears signals, since all ranks end together.
+        # A rank that saves nothing must hear signals too, since all ranks end together.
         self._hears = checkpoints is not None or gates.ranks_in(self._graph).end_together
         if self._hears:
             self.training.signals.watch(session)
@@ -113,7 +113,7 @@ class HookLoop:
         self._open.callback(closed)
         self._open.enter_context(self.training.running())
         _listen_to_close(session, self)
-        if self.training.makes_sessions:  # else the `WatchedSession` prepares its runs itself
+        if self.training.makes_sessions:  # a `WatchedSession` prepares its own runs
             self._open.callback(prepare_steps(session))
 
     def _build_saver(self) -> None:
@@ -128,7 +128,7 @@ class HookLoop:
         self._show(session, incidents)
 
     def close(self, session, close: Callable[[], None]) -> None:
-        """Closes the session; if an interrupt ended the training, saves before that."""
+        """Closes the session; if an interrupt ended the training, saves first."""
         interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         is_saved = self.training.is_saved or self._has_ended and self._calling.saves_at_end
         with self._open:
@@ -138,7 +138,7 @@ class HookLoop:
             close()
 
     def drop(self) -> None:
-        """Releases everything: the session was freed without being closed."""
+        """Releases everything after the session was freed without being closed."""
         self._open.close()
 
     # The steps.
@@ -150,7 +150,7 @@ class HookLoop:
             self.training.signals.begin_step()
 
     def end_step(self, run_context, incidents: int) -> None:
-        """A run has ended; asks the loop to stop if a signal has come."""
+        """Notes that a step has ended; asks the loop to stop if a signal came."""
         signals = self.training.signals
         signals.end_step()
         if signals.is_asked:
@@ -168,7 +168,7 @@ class HookLoop:
 
 
 def _keep_in(directory: str, session) -> bool:
-    """Claims a checkpoint directory for a hook; False if another hook of the session has it."""
+    """Claims a checkpoint directory for a hook; False if another hook of the session claimed it."""
     kept = _kept_in.setdefault(session, set())
     is_first = directory not in kept
     kept.add(directory)
@@ -181,9 +181,10 @@ def _trains(graph: tf.Graph) -> bool:
 
 
 def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:
-    """Makes the saver of the session that is being made a `FiniteSaver`, and returns it.
+    """Makes the new session's saver a `FiniteSaver`, and returns it.
 
-    It wraps the session's own saver, or the graph's, which TensorFlow's hooks use; else it is new.
+    It wraps the session's own saver or the graph's saver, which TensorFlow's hooks use; without
+    either it is a new one.
     """
     with tf_private.unfinalized(graph):
         saver = calling.saver() or offer_saver(graph, is_built_later=calling.builds_saver)
@@ -193,14 +194,14 @@ def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> Finite
 
 
 def _listen_to_close(session, loop: HookLoop) -> None:
-    """Has `loop.close` called in place of `session.close`, once."""
+    """Replaces `session.close` by `loop.close`, for one call."""
     here = weakref.ref(session)  # weak, since the session itself holds this function
     before = vars(session).get('close')  # from another hook
 
     @with_short_traceback
     def close() -> None:
         session = here()
-        if session is None:  # the garbage collector is freeing it
+        if session is None:  # the garbage collector is freeing the session
             loop.drop()
             if before is not None:
                 before()
@@ -225,7 +226,7 @@ def find_record_folder(
     ranks: gates.Ranks,
     warns: bool,
 ) -> Optional[str]:
-    """The logdir, or where the session saves; None if there is neither, and on all ranks but one.
+    """The logdir, or where the session saves; None without either, and on all ranks but the first.
 
     Args:
       hook: the hook, for the log.
@@ -255,13 +256,13 @@ def find_record_folder(
 def _folder_for(
     hook: tf1.train.SessionRunHook, dirs: Sequence[str], must_restore: bool
 ) -> Optional[str]:
-    """Where the session saves, for a hook without a logdir; logs it. None if it saves nowhere.
+    """For a hook without a logdir, where the session saves; logs it. None if it does not save.
 
     Args:
       hook: the hook.
       dirs: where the session keeps its checkpoints.
-      must_restore: whether TensorFlow has to be able to restore from there. For the record alone, a
-        directory that it can only save to will do.
+      must_restore: whether TensorFlow must be able to restore from there. The record needs only a
+        directory to write to.
     """
     if not dirs:
         return None

@@ -1,7 +1,7 @@
 """A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`.
 
-:class:`HookedStep` is the one way in which a loop of ours runs a step: slim's loop, a watched
-session, the session of a script that is not edited.
+All our loops run a step by :class:`HookedStep`: slim's loop, a watched session, the session of an
+unedited script.
 """
 
 import functools
@@ -31,13 +31,13 @@ class HookedSession(SessionWrapper):
     """A session that calls hooks around runs of train ops, as a `MonitoredSession` does.
 
     Code that runs one step again and again, as slim's loop does, takes `prepared_step` instead of
-    `run`. Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
+    `run`. All other attributes (`graph`, `make_callable`, ...) are those of the wrapped session.
 
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
       hooks: the `SessionRunHook`s, whose `begin` was called.
-      train_op: a train op whose runs are steps. The runs of every guarded train op, and of any op
-        that runs an optimizer, are steps, too.
+      train_op: a train op whose runs are steps. Runs of any guarded train op, and of any op that
+        runs an optimizer, are steps, too.
       before_other_run: called before each run that is no step, or None.
       prepares: as for `PreparedRuns`.
 
@@ -91,16 +91,16 @@ class HookedSession(SessionWrapper):
         return values
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
-        """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
+        """As `tf.compat.v1.Session.make_callable`; the result runs steps as `run` does."""
         elements = fetched_elements(fetches, self.graph)
-        # A QueueRunner's thread runs the op that fills a queue; no hook may raise or stop there.
+        # A QueueRunner's thread runs the op that fills a queue; hooks must not raise or stop in it.
         fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
         if fills_queue or self._step_of(fetches) is None:
             return self._session.make_callable(fetches, feed_list, accept_options)
         return callable_of(self.run, fetches, feed_list)
 
     def _step_of(self, fetches) -> Optional['HookedStep']:
-        """The step with these fetches, through the gates made so far; None if it is no step."""
+        """The step with these fetches, with the gates made so far; None if they are no step."""
         return self._kinds.of(self._as_step, fetches, (), len(gates.gates_of(self.graph)))
 
     def _as_step(self, fetches, *_: Any) -> Optional['HookedStep']:
@@ -110,7 +110,7 @@ class HookedSession(SessionWrapper):
         known = gates.gates_of(self.graph)
 
         def through_gate(fetch):
-            # A user's step function may still fetch the train op from before it was guarded.
+            # A user's step function may still fetch the original train op.
             is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
             gate = known.get(op_of(fetch).name) if is_op else None
             return fetch if gate is None else gate.train_op
@@ -126,7 +126,7 @@ class HookedSession(SessionWrapper):
         return any(graphs.is_apply(needed) for needed in graphs.ancestors([op]))
 
 
-# Each step makes one, and looking the class up in TensorFlow's module takes longer than that.
+# Each step makes one; looking up the class in TensorFlow's module would take longer.
 _Context = tf1.train.SessionRunContext
 
 
@@ -226,8 +226,8 @@ class HookedStep:
         try:
             return self._runs.run(self._session, fetches, *given)
         except tf.errors.InvalidArgumentError:
-            # A numeric check of the model's own has ended the step, perhaps after the gate stored
-            # its report. The error reports the bad values; the next step must not do so again.
+            # A check in the model itself has ended the step, perhaps after the gate stored its
+            # report. The error reports the bad values; the next step must not report them again.
             for _, run, _ in watched.runs:
                 if run is not None:
                     run.forget(self._session)
@@ -250,8 +250,8 @@ class _Watched:
     """The fetches of all watchers in one kind of run.
 
     Attributes:
-      runs: for each watcher the watcher itself, its `Run` (None if this is no step of its
-        training), and the slice of its values among those of all watchers.
+      runs: for each watcher: the watcher, its `Run` (None if this is no step of its training), and
+        the slice of its values among the values of all watchers.
       fetches: what the loop fetches, then what all watchers fetch.
     """
 
@@ -273,7 +273,7 @@ def is_plain_watcher(hook) -> bool:
 
 
 def _has(hook, name: str) -> bool:
-    """Whether a hook overrides a method; the inherited methods do nothing."""
+    """Whether a hook overrides a method; the base class's methods do nothing."""
     return getattr(getattr(hook, name), '__func__', None) is not getattr(
         tf1.train.SessionRunHook, name
     )

@@ -1,8 +1,8 @@
 """What happens after an incident, in this order: examine, decide, act, record.
 
-The decision may depend on the cause, so the step is examined first, as far as the policy that is
-foreseen needs it. The bundle has the decision, and the variables as the step left them, so it is
-written between the decision and the act.
+The decision may depend on the cause, so the examination comes first, as far as the foreseen policy
+needs it. The bundle holds the decision, and the variables before any action, so it is written
+between the two.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from slimguard.training.open_incident import OpenIncident
 from slimguard.training.rollback import Rollbacks
 from slimguard.training.training import Training
 
-# How many characters of an error's message the record has.
+# How many characters of an error's message go into the record.
 _LONGEST = 300
 
 
@@ -49,7 +49,7 @@ class IncidentHandler:
       policies: the policies in force.
       otherwise: the policy before the first incident.
       incident_log: the record of incidents.
-      training: its `evidence` examines bad steps; it saves before an error ends it.
+      training: the training: its `evidence` examines bad steps; it saves before an error ends it.
       rollbacks: restores earlier states.
       ends_job: whether the end of this training ends the job.
       last_words: returns a text for the end of the last log line, or ''.
@@ -76,7 +76,7 @@ class IncidentHandler:
         self._ends_job = ends_job
         self._last_words = last_words
         self.job: Optional[Job] = None
-        self._is_due = False  # whether the session is to be prepared before its next step
+        self._is_due = False  # whether to prepare the session before its next step
 
     def handle(
         self,
@@ -88,14 +88,15 @@ class IncidentHandler:
     ) -> None:
         """Examines, decides, acts and records.
 
-        If the user's callable raises, its error is raised here once the incident is recorded; as a
-        RuntimeError, if a loop would take it for the end of the input.
+        If the user's callable raises, this raises the error once the incident is recorded. It
+        raises a RuntimeError instead if a loop would take the error for the end of the input.
 
         Args:
           run_context: the `SessionRunContext` of the run.
           opened: the incident.
-          beside: the other incidents of that run: one batch, one decision.
-          override: the user's method that acts on it; None if the policy does.
+          beside: the other incidents of the same run: they have the same batch, and get the same
+            decision.
+          override: the user's method that acts on the incident; None if the policy does.
           name: what the log calls that method.
         """
         session, is_policy = run_context.session, override is None
@@ -128,7 +129,7 @@ class IncidentHandler:
 
     @contextlib.contextmanager
     def _kept_if_undecided(self, opened: OpenIncident) -> Iterator[None]:
-        """Writes the bundle of an incident, with all that is known, if an error comes first."""
+        """Inside, if an error comes first, writes the incident's bundle with all that is known."""
         try:
             yield
         except Exception as error:
@@ -137,25 +138,25 @@ class IncidentHandler:
             raise
 
     def _judge_weights(self, opened: OpenIncident) -> None:
-        """Notes whether the weights are ruined, and by what."""
+        """Notes whether the weights are ruined, and what shows it."""
         if opened.is_spike:
             self._rollbacks.snapshots.step_was_spike()
         opened.ruin = self._rollbacks.snapshots.ruin()
 
     def _depth_for(self, foreseen: Optional[Policy]) -> Depth:
-        """How far the decision needs the step searched; `foreseen` is None if the user decides."""
+        """How far to search the step for the decision; `foreseen` is None if the user decides."""
         if foreseen is None or not (foreseen.ends or isinstance(foreseen, Rollback)):
             return Depth.DRAWN
         is_sure = foreseen.ends and not self._policies.may(Skip)  # no cause changes that
         return Depth.FULL if is_sure else Depth.SHORT
 
     def _decide(self, opened: OpenIncident) -> Policy:
-        """Chooses the policy, and notes what it says of the incident."""
+        """Chooses the policy, and notes its reasons."""
         found = opened.found
         is_explosion = found.kind == EXPLOSION and not opened.is_finite
         shows_ruin = found.diagnosis is not None and found.diagnosis.shows_ruin
         if is_explosion and shows_ruin and self._rollbacks.snapshots.is_wanted:
-            # The diagnosis says what ruined them.
+            # The diagnosis says what ruined the weights.
             opened.ruin = opened.ruin or TAKEN_FOR_RUINED
         is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
         kind = found.kind or (UNGUARDED if is_lost else '')
@@ -172,7 +173,7 @@ class IncidentHandler:
         return policy
 
     def _examine(self, session, opened: OpenIncident, depth: Depth = Depth.DRAWN) -> None:
-        """Notes what made a step bad, before any action: the weights are those it began with."""
+        """Notes what made a step bad; call it before any action changes the weights."""
         evidence = self._evidence_of(opened)
         if evidence is not None:
             step = opened.incident, opened.labels
@@ -189,7 +190,7 @@ class IncidentHandler:
         return None if opened.gate is None else self._training.evidence.get(opened.gate)
 
     def _ruin_at_the_end(self, opened: OpenIncident) -> str:
-        """Why the state to save at the end is ruined; '' if it is not."""
+        """Why the state to save at the end is ruined; '' if it is not ruined."""
         found, losses = opened.found, self._rollbacks.snapshots.losses
         if opened.ruin or found.diagnosis is not None and found.diagnosis.shows_ruin:
             return '; ' + IS_RUINED  # the cause says how far the loss, or a weight, has grown
@@ -201,9 +202,9 @@ class IncidentHandler:
     # Act.
 
     def act_on(self, run_context, incident: Incident) -> None:
-        """Applies the policy, when the user's `on_nan_loss` calls the one that it overrides."""
+        """Applies the policy; called when the user's `on_nan_loss` calls the overridden method."""
         opened = vars(run_context).get(_OPENED) or OpenIncident(incident)
-        opened.add_version(incident)  # the user may pass on an incident that says more
+        opened.add_version(incident)  # the user may have added to the incident
         self._act(run_context, opened)
 
     def _act(self, run_context, opened: OpenIncident) -> None:
@@ -235,7 +236,7 @@ class IncidentHandler:
             self._policies.note_stop()
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
-        """Rolls back; if that cannot be, makes the action 'raise'. Returns the new incident."""
+        """Rolls back; if that is impossible, makes the action 'raise'. Returns the incident."""
         if not self._rollbacks.roll_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
@@ -257,7 +258,7 @@ class IncidentHandler:
         if not (asks or policies.rollbacks or isinstance(opened.policy, Rollback)):
             return None
         if kind == COMES_AGAIN:
-            return None  # a log line said that nothing here changes it
+            return None  # a log line has said what this policy cannot change
         if kind == BATCH:
             return advice.for_a_bad_batch(skips)
         if incident.state_lost or phase == Phase.VARIABLE:
@@ -267,7 +268,7 @@ class IncidentHandler:
         return None
 
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
-        """Notes the error that ends the handling; raises another if a loop would misread it."""
+        """Notes the error that ends the handling; raises another one if a loop would misread it."""
         if isinstance(error, NanLossError):
             error.logdir = self._incident_log.logdir
             opened.refresh(error)
@@ -286,7 +287,7 @@ class IncidentHandler:
 
     def _record(self, opened: OpenIncident, beside: Sequence[OpenIncident] = ()) -> None:
         for other in beside:
-            is_back = opened.incident.action == Rollback.action  # one rollback serves both
+            is_back = opened.incident.action == Rollback.action  # one rollback serves all
             other.note(action=Skip.action if is_back else opened.incident.action)
             other.note_reason(_BESIDE)
         for each in (opened, *beside):
@@ -301,13 +302,13 @@ class IncidentHandler:
             each.close()
             if each.incident.action == Rollback.action:
                 self._policies.note_rollback(each.incident.learning_rate)
-                self._last_words()  # dropped: the rollback has undone the step that they are of
+                self._last_words()  # dropped: the rollback undid their step
 
     def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
-        """Records an incident that no hook saw: its batch is skipped, or the job `rolls_back`."""
+        """Records an incident that no hook saw: as skipped; if the job `rolls_back`, as undone."""
         opened.note(action=Rollback.action if rolls_back else Skip.action)
         gate = opened.gate
-        # A thread makes the runs beside the steps, so one may come after the last step.
+        # A run that a thread makes beside the steps may come after the last step.
         is_beside = gate is not None and gate.is_beside
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
         if not rolls_back:
@@ -317,7 +318,7 @@ class IncidentHandler:
     # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
-        """Prepares a new session if `at_once` and its variables have values; `before_step` else."""
+        """Prepares a new session now, if `at_once` and initialized; else `before_step` does."""
         self._is_due = not at_once
         if at_once:
             try:
@@ -353,7 +354,7 @@ class IncidentHandler:
 
 
 class NotInitializedError(tf.errors.FailedPreconditionError):
-    """A step begins, but a variable that is saved before the first step is not initialized."""
+    """A variable is not initialized, but has to be saved before the first step."""
 
     def __init__(self, message: str):
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
@@ -375,14 +376,14 @@ _NOT_HELD = (
     'Pass it to slimguard.create_train_op(), or as slimguard.guard(train_op, loss=...)'
 )
 
-# Errors that end a step without a failure of the handler: the policy's own, and the errors after
-# which a process of a job begins a new session.
+# Errors that end a step although the handler did not fail: the error of 'raise', and the errors
+# after which a process of a job begins a new session.
 _ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 
 # The action of an incident on which a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
 
-# An error that a loop takes for the end of the input: it would leave as if all were well.
+# An error that a loop takes for the end of the input: the loop would end as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 # The attribute of a `SessionRunContext` in which `act_on` finds the incident.

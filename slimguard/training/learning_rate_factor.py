@@ -1,8 +1,8 @@
 """The factor of the learning rates after rollbacks, kept beside the checkpoints for a restart.
 
 A session holds the factor (:mod:`slimguard.gate.learning_rates`), and loses it when it is closed.
-For a restart the factor is also in the file ``LOGDIR/slimguard/learning_rate.json``: checkpoints
-must hold nothing that plain slim would not read.
+For a restart the factor is also in the file ``LOGDIR/slimguard/learning_rate.json``, and not in the
+checkpoints, which plain slim must be able to read.
 """
 
 import json
@@ -16,7 +16,7 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.system import files
 from slimguard.system.log import log
 
-# The most bytes to read from the file, which has some forty.
+# The most bytes to read from the file; it normally has some forty.
 _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
 
@@ -30,7 +30,7 @@ class LearningRateFactor:
 
     Args:
       rates: multiplies the learning rates by the factor of a session.
-      directory: returns where the checkpoints are; None while that is not known.
+      directory: returns the directory of the checkpoints; None as long as it is not known.
       ranks: the processes that train together. The first keeps the factor, and sends it to the
         others before they train.
     """
@@ -49,7 +49,7 @@ class LearningRateFactor:
         self._kept_in: Optional[str] = None
 
     def enter(self, session) -> None:
-        """Sets the factor in a session before it trains; takes over a smaller one in the logdir."""
+        """Sets the factor in a session before it trains; a smaller factor in the logdir counts."""
         self._catch_up()
         if self._ranks.exchange is not None:
             self._factor = float(self._ranks.exchange('factor', repr(self._factor))[0])
@@ -61,18 +61,18 @@ class LearningRateFactor:
             self.enter(session)
 
     def after(self, session, by: float) -> float:
-        """The factor after one more rollback, which multiplies it by `by`."""
+        """The factor after one more rollback that multiplies it by `by`."""
         if not self._rates.is_used:
             raise gates.NoLearningRateError(_NOT_USED % by)
         return min(self._factor, self._rates.get(session)) * by
 
     def shrink_to(self, session, factor: float, say: Callable[..., Any] = _at_once) -> None:
-        """Makes `factor` the factor from now on, unless it is smaller already; keeps it on disk.
+        """Lowers the factor to `factor`, unless it is smaller already; keeps it on disk.
 
         Args:
           session: the session.
           factor: the factor.
-          say: calls, now or later, the function that it is given, which logs what went wrong.
+          say: takes a function that logs what went wrong, and calls it now or later.
         """
         if factor < self._factor:
             self._factor = factor
@@ -80,7 +80,7 @@ class LearningRateFactor:
         self._rates.set(session, self._factor)
 
     def _catch_up(self) -> None:
-        """Takes over the factor of the logdir, if it is smaller."""
+        """Uses the factor of the logdir if it is smaller."""
         directory = self._directory()
         if directory is None or directory == self._kept_in:
             return
@@ -132,17 +132,17 @@ def rate_factor_in(
     is_shared: bool,
     ranks: gates.Ranks = _ALONE,
 ) -> Optional[LearningRateFactor]:
-    """The `LearningRateFactor` of a graph; None if no policy ever lowered its learning rate.
+    """The `LearningRateFactor` of a graph; None if no policy lowers or lowered its learning rate.
 
     Args:
       graph: the graph of the training.
       policies: the policies in force.
       directory: tells where the checkpoints are.
-      is_shared: whether the processes of a job are to have one factor.
+      is_shared: whether all processes of a job use the same factor.
       ranks: the processes that train together.
 
     Raises:
-      ValueError: if something writes weights without a learning rate.
+      ValueError: if an op writes weights without a learning rate.
     """
     rates = gates.learning_rates_of(graph)
     if policies.learning_rate is None:
@@ -153,7 +153,7 @@ def rate_factor_in(
 
 
 def warn_of_another_policy(directory: Optional[str]) -> None:
-    """Warns that a training has its full learning rate again, if an earlier one had less."""
+    """Warns that a training uses its full learning rate again if an earlier training used less."""
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
         log().warning(
@@ -171,7 +171,7 @@ def _path_in(directory: str) -> str:
 
 
 def _read(directory: str) -> float:
-    """The factor that is kept in a directory; 1 if there is none, or none that can be read."""
+    """The factor that is kept in a directory; 1 if there is no factor, or it cannot be read."""
     path = _path_in(directory)
     try:
         with files.open_to_read(path) as file:

@@ -1,8 +1,7 @@
-""":class:`OpenIncident`: a bad step from the values that show it to its line in the record.
+""":class:`OpenIncident`: a bad step, from its discovery to its line in the record.
 
-The values of a run, or an error in place of them, open it: `of_gate`, `of_loss`, `of_error`. It
-grows while it is examined and handled. An `Incident` never changes, so whatever is found out makes
-a new version of it.
+The values or the error of a run open it: `of_gate`, `of_loss`, `of_error`. The examination and the
+handler add to it. An `Incident` never changes, so each addition makes a new version.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ _OUT_OF_BOUNDS = (gates.Label.LIMIT, gates.Label.NORM, gates.Label.RANK)
 
 
 class OpenIncident:
-    """One bad step as far as it is known.
+    """One bad step, with what is known so far.
 
     Args:
       incident: the `Incident`, as the values of the step show it.
@@ -40,15 +39,15 @@ class OpenIncident:
       incident: the newest version.
       gate, bad: as given, until it is closed.
       history: the last steps, this one included, if they are known.
-      is_spike: whether all values were finite, but far above those of the last good steps.
-      ruin: why the weights are ruined although finite; '' if they are not, or if unknown.
-      policy: the policy that takes it; None until that is decided.
+      is_spike: whether all values were finite, but far above the last good steps' values.
+      ruin: why finite weights count as ruined; '' if they do not, or if unknown.
+      policy: the policy that takes it; None before the decision.
       acting: the log's name for what acts on it: 'on_nan', or a method of the user.
-      has_failed: whether the action failed, with the last good state still in memory.
+      has_failed: whether the action failed while the last good state was still in memory.
       found: what an examination has found.
-      again: a text about a bad row that an earlier incident had, too; '' if none is known.
+      again: a text about a bad row that an earlier incident also had; or ''.
       remarks: what was added to the reason.
-      spent: how much of the acting policy is used up; '' without one, or if it has no limit.
+      spent: how much of the acting policy is used up; '' if no policy acts, or it has no limit.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class OpenIncident:
             self.incident = incident
 
     def refresh(self, error: NanLossError) -> None:
-        """Gives an error that has an older version of the incident the newest."""
+        """Puts the newest version into an error that has an older version of the incident."""
         if self._has(error.incident):
             error.incident = self.incident
 
@@ -119,11 +118,11 @@ class OpenIncident:
     # Its end.
 
     def log_after(self, log: Callable, *args) -> None:
-        """Has `log(*args)` called once the incident has a line in the log."""
+        """Calls `log(*args)` once the incident has a line in the log."""
         self._to_log.append((log, args))
 
     def close(self) -> None:
-        """Logs what is to come after the incident's line, and drops the values of the step."""
+        """Makes the calls of `log_after`, and drops the values of the step."""
         for log, args in self._to_log:
             log(*args)
         self.gate, self.bad, self.history = None, (), None
@@ -149,13 +148,13 @@ def of_gate(
 def of_loss(
     loss: tf.Tensor, value, max_loss: Optional[float], step: Callable[[], Optional[int]]
 ) -> Optional[OpenIncident]:
-    """The bad step that a loss shows, if no gate holds the update; None if the loss is good.
+    """The bad step that a loss shows if no gate holds the update; None if the loss is good.
 
     Args:
       loss: the loss.
       value: its fetched value.
       max_loss: the largest loss that is no incident, or None.
-      step: asks for the global step; called after a bad loss only.
+      step: returns the global step; called only after a bad loss.
     """
     value = float(value)
     is_finite = np.isfinite(value)
@@ -185,7 +184,7 @@ def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Open
 
 # Where several processes write the same variables.
 
-# Seconds to wait before each look. Together they are longer than another process takes to restore a
+# Seconds to wait before each look. Their sum is longer than another process takes to restore a
 # variable.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The kinds of labels of values that were not finite before the step.
@@ -193,11 +192,10 @@ _LOST = (gates.Label.BEFORE, gates.Label.STATE)
 
 
 def look_again(session, opened: OpenIncident) -> None:
-    """Notes that no state is lost, if the variables that a bad step found bad are finite now.
+    """If the variables that a bad step found bad are finite now, notes that no state is lost.
 
-    An update that overflows is written, checked and put back. Another worker may read a weight in
-    between: an asynchronous worker, or a replica slower than the others. Then its own step is bad,
-    and nothing is lost.
+    An update that overflows is written, checked and undone. In between, another worker may read a
+    weight: an asynchronous worker, or a slow replica. Then its step is bad, but no weight is lost.
     """
     gate = opened.gate
     if gate is None or not opened.incident.state_lost:

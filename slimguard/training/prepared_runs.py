@@ -1,9 +1,9 @@
 """`session.run` prepared once for each kind of run, and called by handle: :class:`PreparedRuns`.
 
 In each run, a session takes the fetches apart, feeds by name, and puts the values together. On a
-small model that takes as long as the step. Here the first run of a kind is prepared, and later ones
-call its handle: the same values and errors, sooner. Fetches and feeds that only the session can
-interpret go to the session.
+small model this takes as long as the step. Here the first run of a kind is prepared, and later runs
+call its handle, which gives the same values and errors in less time. Fetches and feeds that only
+the session can interpret go to the session.
 """
 
 import collections
@@ -22,17 +22,17 @@ from slimguard.graph.single_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
 from slimguard.training.hook_calls import HookFetches
 
-# The most kinds to prepare: each takes an executor of its own in the session, and its memory.
+# The most kinds to prepare: each takes memory for an executor in the session.
 MOST_KINDS = 16
 
-# Each run needs it, and looking it up in TensorFlow's module takes longer.
+# Looking it up in TensorFlow's module at each run would take longer.
 _Session = tf1.Session
 
 _NO_FEEDS: Dict[tf.Tensor, Any] = {}
 
 
 def run_of_session(session, fetches, feed_dict, options, run_metadata) -> Any:
-    """Calls `session.run` without the arguments that are None: a user's session may lack them."""
+    """Calls `session.run` without the arguments that are None: a user's class may not have them."""
     given = {'options': options, 'run_metadata': run_metadata}
     given = {name: value for name, value in given.items() if value is not None}
     return session.run(fetches, feed_dict, **given)
@@ -43,13 +43,13 @@ _is_tensorflows = functools.lru_cache(8)(tf_callers.is_method_of_sessions)
 
 
 def has_own_run(session, run: Any = None) -> bool:
-    """Whether a session is not wrapped and has its own `run`, which a profiler replaces."""
+    """Whether a session is not wrapped and has TensorFlow's `run`: a profiler replaces it."""
     is_of_class = type(session) is _Session and 'run' not in vars(session)
     return is_of_class and _is_tensorflows(run or _Session.run)
 
 
 def has_own_run_instrumented(session) -> bool:
-    """As `has_own_run`, or with the `run` of `instrument`, which passes on watched steps."""
+    """As `has_own_run`; also True for the `run` of `instrument`, which passes on watched steps."""
     return has_own_run(session, getattr(_Session.run, REPLACES, None))
 
 
@@ -63,7 +63,7 @@ class PreparedRuns:
       run: called like `run_of_session` for runs that cannot be prepared: with options, with feeds
         that are no tensors or whose values need a conversion, with structures that are not Python's
         own; runs that TensorFlow refuses; and all kinds beyond MOST_KINDS.
-      prepares: whether a prepared call may stand in for a session's own.
+      prepares: whether a prepared call may replace a session's own call.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PreparedRuns:
         """As `tf.compat.v1.Session.run`.
 
         Args:
-          session, fetches, feed_dict, options, run_metadata: as there.
+          session, fetches, feed_dict, options, run_metadata: as for `tf.compat.v1.Session.run`.
           key: identifies `fetches`; None to identify them by their parts.
         """
         feeds = feed_dict or _NO_FEEDS
@@ -107,7 +107,7 @@ class PreparedRuns:
     def _prepare(self, asked, session, fetches, feeds: dict) -> Optional['_PreparedRun']:
         if len(self._known) >= MOST_KINDS:
             return None
-        self._known[asked] = None  # do not try again to prepare a run that cannot be
+        self._known[asked] = None  # do not try again to prepare this run
         try:
             self._known[asked] = _PreparedRun(session, fetches, feeds)
         except (TypeError, ValueError, KeyError, tf.errors.OpError):
@@ -138,7 +138,7 @@ class _PreparedRun:
         targets: List[str] = []
 
         def place(fetch) -> int:
-            """The index of a fetch's value among all values; that of an operation is the last."""
+            """The index of a fetch's value among all values; an operation has the last index."""
             element = graph.as_graph_element(fetch)
             if isinstance(element, tf.Operation):
                 targets.append(element.name)
@@ -149,13 +149,14 @@ class _PreparedRun:
                 tensors.append(element.name)
             return tensors.index(element.name)
 
-        # A copy, as lists may change. While it lives, no other object gets the ids in its key.
+        # A copy, since lists may change. As long as it exists, no other object gets the ids in its
+        # key.
         self._kept = map_fetches(fetches, lambda fetch: fetch), list(feeds)
         self._read = _reader(self._kept[0], place)
         self._run = fixed_run(session, names, tensors, targets)
 
     def values_of(self, feeds: dict) -> Optional[list]:
-        """The values as a prepared run takes them; None if the session has to convert one."""
+        """The values as a prepared run takes them; None if the session has to convert a value."""
         values = [feed.ready(value) for feed, value in zip(self._feeds, feeds.values())]
         return None if any(value is None for value in values) else values
 
@@ -207,9 +208,9 @@ class _Feed:
         return array
 
     def _converted(self, value: Any) -> Optional[np.ndarray]:
-        """The array that a session would make of numbers; None to leave the value to the session.
+        """The array that a session would make of numbers; None for anything else.
 
-        So the session raises its own error for a value that it refuses.
+        The session then converts the value, or raises its own error.
         """
         if self._numpy.kind not in 'biuf' or not isinstance(value, _NUMBERS):
             return None
@@ -227,14 +228,14 @@ _NUMBERS = (bool, int, float, list, np.ndarray, np.generic)
 
 
 def prepare_steps(session) -> Callable[[], None]:
-    """Makes a session run the steps that hooks watch by prepared calls.
+    """Makes a session use prepared calls for the steps that hooks watch.
 
-    In every step a `MonitoredSession` has its session run the same fetches, those of its hooks
-    among them, with empty options.
+    In every step a `MonitoredSession` calls its session's `run` with the same fetches, which
+    include those of hooks, and with empty options.
 
-    The fetches of hooks are checked first: see `HookFetches`. Sessions of other classes than
-    TensorFlow's own, and sessions whose `run` was replaced, stay as they are; in sessions of a
-    cluster nothing is prepared.
+    `HookFetches` checks the fetches of hooks first. Sessions of other classes than TensorFlow's
+    own, and sessions whose `run` was replaced, stay as they are. In sessions of a cluster no run is
+    prepared.
 
     Args:
       session: the session that hooks get when it is made.
@@ -250,7 +251,7 @@ def prepare_steps(session) -> Callable[[], None]:
     here = weakref.ref(session)  # weak, since the session holds this function
 
     def run_by_class(session, *args):
-        return tf1.Session.run(session, *args)  # as it is now: a profiler replaces it for a while
+        return tf1.Session.run(session, *args)  # looked up now: a profiler may replace it
 
     def is_own(session) -> bool:
         return prepares and tf1.Session.run is of_class
@@ -275,5 +276,5 @@ def prepare_steps(session) -> Callable[[], None]:
 
 
 def _is_step(fetches: Any) -> bool:
-    """Whether a run is a step that also fetches for hooks, as a `MonitoredSession` runs it."""
+    """Whether a `MonitoredSession` makes this run as a step that also fetches for hooks."""
     return type(fetches) is dict and any(isinstance(k, tf1.train.SessionRunHook) for k in fetches)

@@ -18,7 +18,7 @@ _LOGGERS = ('slimguard', 'tensorflow', 'absl', None)
 
 @contextlib.contextmanager
 def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optional['Progress']]:
-    """Gives a `Progress` for the time of a training; None if not `wanted` or without a terminal.
+    """Yields a `Progress` during a training; None if not `wanted` or without a terminal.
 
     Args:
       wanted: whether to show a bar.
@@ -37,7 +37,7 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
     progress = Progress(make_bar, number_of_steps)
     try:
         with contextlib.ExitStack() as stack:
-            tf1.logging.get_verbosity()  # TensorFlow makes its handler when first asked
+            tf1.logging.get_verbosity()  # makes TensorFlow create its handler
             for name in _LOGGERS:
                 stack.enter_context(_logging_above(make_bar, logging.getLogger(name)))
             yield progress
@@ -46,14 +46,14 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
 
 
 def _bar_class() -> Any:
-    """tqdm's class of bars for a terminal, or for a notebook, with widgets or without.
+    """tqdm's class of bars for a terminal or a notebook (with or without widgets).
 
     Raises:
       ImportError: if tqdm is not installed.
     """
     try:
         with warnings.catch_warnings():
-            # A notebook without ipywidgets gets a bar of text; that is nothing to warn of.
+            # A notebook without ipywidgets gets a bar of text, without a warning.
             warnings.simplefilter('ignore')
             import tqdm.auto
     except ImportError as error:
@@ -90,7 +90,7 @@ class Progress:
           incidents: the number of incidents so far.
         """
         if self._bar is None:
-            # `mininterval=0`: `is_due` decides when to draw, and tqdm need not.
+            # `mininterval=0`: `is_due` decides when to draw, not tqdm.
             self._bar = self._make_bar(
                 total=self._number_of_steps,
                 initial=step,
@@ -123,7 +123,7 @@ def _logging_above(make_bar, logger: logging.Logger) -> Iterator[None]:
 
 
 class _AboveBar(logging.Handler):
-    """Lets another handler write in place of the bar, and redraws the bar below the line."""
+    """Clears the bar, lets another handler write its line, and redraws the bar below."""
 
     def __init__(self, make_bar, handler: logging.Handler):
         logging.Handler.__init__(self, handler.level)

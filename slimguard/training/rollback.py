@@ -1,4 +1,4 @@
-"""Carries out the policy `Rollback`: restores an earlier state, alone or with the whole job."""
+"""Carries out the policy `Rollback`: restores an earlier state of a process or of a whole job."""
 
 from typing import Any, Iterator, List, Optional, Union
 
@@ -24,22 +24,22 @@ class Rollbacks:
     """Carries out the policy `Rollback`.
 
     A process that trains alone restores the newest trusted state, a snapshot or a checkpoint. If
-    another rollback soon follows, it restores an older one, if there is any. The limits of a
-    `Spike` begin anew, as after a restart: the losses of an early state are no spikes.
+    another rollback soon follows, it restores an older state, if there is one. The limits of a
+    `Spike` are forgotten, as by a restart: the higher losses of an early state are no spikes.
 
-    The restored state is saved first, if there is a newer checkpoint; from then on a restart
-    resumes from it. The factor of the learning rate is written last. So if the process is killed
-    meanwhile, a restart may resume from the restored state with the old factor, but never from an
+    If there is a newer checkpoint, the restored state is saved first, so that a restart resumes
+    from it. The factor of the learning rate is written last. So if the process is killed in
+    between, a restart may resume from the restored state with the old factor, but never from an
     abandoned state with the new factor.
 
     Args:
-      restorer: restores checkpoints; None if there is no logdir to find one in.
-      snapshots: the states that are kept in memory; by default none is.
-      rate_factor: makes updates smaller afterwards; None if no policy asks for that.
+      restorer: restores checkpoints; None if there is no logdir.
+      snapshots: the states that are kept in memory; by default none.
+      rate_factor: makes later updates smaller; None if no policy does this.
 
     Attributes:
       snapshots: as given; callers note each good step and each spike there.
-      limits: the limits of a `Spike`, which begin anew after a rollback; None without any.
+      limits: the limits of a `Spike`, which a rollback resets; None if there are none.
     """
 
     def __init__(
@@ -51,18 +51,17 @@ class Rollbacks:
         self._restorer: Any = restorer
         self.snapshots = Snapshots() if snapshots is None else snapshots
         self._rate_factor = rate_factor
-        # The state that the last rollback restored, by its name, and its global step.
+        # The name of the state that the last rollback restored, and its global step.
         self._rolled_back_to: Optional[str] = None
         self._rolled_back_step: Optional[int] = None
         self.limits: Optional[Histories] = None
         self._job_rollbacks = 0  # times
 
     def leave_ruin(self, session, opened: OpenIncident) -> None:
-        """Saves the ruined weights apart, and restores the newest trusted state, if there is any.
+        """Saves the ruined weights apart, and restores the newest trusted state, if there is one.
 
-        So the state that is saved at the end of the training is of use. Soon after a rollback, the
-        state that it restored is restored again. Without any rollback in the chain, it is the
-        newest checkpoint.
+        So the training ends with a useful state. Soon after a rollback, this is the state that the
+        rollback restored; without a rollback in the chain, the newest checkpoint.
         """
         if self._restorer is None:
             return
@@ -84,7 +83,7 @@ class Rollbacks:
         return '' if saved is None else ' (they are saved apart, as %s)' % saved
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
-        """Gives the variables the values that they had in a state."""
+        """Assigns the values of a state to the variables."""
         if isinstance(state, Snapshot):
             self.snapshots.restore(session, state)
             self._restorer.complete(session, state.values.keys())
@@ -99,7 +98,8 @@ class Rollbacks:
         """Adapts to a job that has rolled back `rollbacks` times.
 
         Keeps no snapshots, since a job's processes cannot all go back to states in memory. If the
-        job rolled back again, the new session begins with an earlier state, and the limits anew.
+        job rolled back again, the new session begins with an earlier state, so this resets the
+        limits.
         """
         self.snapshots.most = 0
         if rollbacks > self._job_rollbacks and self.limits is not None:
@@ -109,10 +109,10 @@ class Rollbacks:
     def roll_back(
         self, session, opened: OpenIncident, policy: Rollback, job: Optional[Job]
     ) -> bool:
-        """Restores an earlier state. False if that cannot be; the incident says why.
+        """Restores an earlier state. Returns False if that is impossible; the incident says why.
 
         Raises:
-          tf.errors.AbortedError: in a job, where all processes restore it in a new session.
+          tf.errors.AbortedError: in a job; all processes then restore the state in a new session.
           ValueError: if there is no logdir, or updates cannot be made smaller as the policy says.
         """
         if self._restorer is None:
@@ -163,9 +163,9 @@ class Rollbacks:
             is_past = is_past or each == before
 
     def _trusted_checkpoint(self, opened: OpenIncident) -> Optional[str]:
-        """The newest trusted checkpoint; without one the newest, or the oldest for ruined weights.
+        """The newest trusted checkpoint; else the newest one, or for ruined weights the oldest.
 
-        Soon after a rollback to a checkpoint, it is that checkpoint again.
+        Soon after a rollback to a checkpoint, this is the same checkpoint.
         """
         is_soon, step = self.snapshots.is_soon, opened.incident.step
         good: List[str] = []
@@ -181,7 +181,7 @@ class Rollbacks:
         return good[-1] if opened.ruin else good[0]
 
     def _leave_behind(self, session, opened: OpenIncident, step: Optional[int]) -> None:
-        """Saves the restored state, if a restart would otherwise resume from an abandoned one."""
+        """Saves the restored state if a restart would otherwise resume from an abandoned state."""
         published, restored = self._restorer.published(), opened.incident.restored
         if published is None or published == restored:
             return
@@ -202,7 +202,7 @@ class Rollbacks:
         if not job.takes_part:
             opened.note_reason(_NO_CHIEF)
             return False
-        # All processes restore the state with which a new session begins.
+        # All processes restore the state that the new session begins with.
         if job.is_chief:
             opened.note(restored=self._restorer.newest())
         if job.is_chief and opened.incident.restored is None:
@@ -229,7 +229,7 @@ class Rollbacks:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
-        """Call it before each step, if a script may build variables or begin to save in between."""
+        """Call it before each step if a script may build variables or begin to save there."""
         self._restorer.before_step(session)
         if self._rate_factor is not None:
             self._rate_factor.before_step(session)
@@ -240,7 +240,7 @@ def _name_of(state: Union[Snapshot, str]) -> str:
 
 
 def _step_of(state: Union[Snapshot, str]) -> Optional[int]:
-    """The global step of a state; None if its name does not say it."""
+    """The global step of a state; None if its name has no step."""
     return state.step if isinstance(state, Snapshot) else step_in_name(state)
 
 
@@ -254,13 +254,13 @@ def _newer_of(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Any:
 
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
-    """Whether a checkpoint that is named for its global step is old enough to be trusted."""
+    """Whether a checkpoint is old enough to be trusted, by the global step in its name."""
     saved_at = step_in_name(checkpoint)
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
 def may_roll_back(policies: FallbackChain) -> bool:
-    """Whether a policy may roll back; a callable may, since its answer is not known ahead."""
+    """Whether a policy may roll back; True if one is a callable: it may return any policy."""
     return any(
         isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
     )
@@ -274,12 +274,12 @@ def rollbacks_in(
     is_given: bool,
     ranks: gates.Ranks,
 ) -> Rollbacks:
-    """The `Rollbacks` of a training; one that restores nothing if it cannot or need not go back.
+    """The `Rollbacks` of a training; if it cannot or need not go back, they restore nothing.
 
     Args:
       graph: the graph.
       policies: the policies in force.
-      training: its `saver` restores checkpoints; without one, the graph's does.
+      training: the training; its `saver`, or else the graph's, restores checkpoints.
       directory: where the checkpoints are; None if there are none.
       is_given: whether the user gave a logdir.
       ranks: the processes that train together.

@@ -1,11 +1,11 @@
-"""Runs `SessionRunHook`s inside the loop of `slim.learning.train`, which takes none.
+"""Runs `SessionRunHook`s inside the loop of `slim.learning.train`, which does not take hooks.
 
 slim's loop asks for two things that can be replaced, and :class:`SlimLoop` gives both: a wrapper
 around its session, and the function that does a step. The wrapper is a `HookedSession`: it behaves
-as the session it wraps, and calls hooks for runs of a train op only, so that slim's own small runs
-(is it time to stop? to log?) cost what they did. :class:`StepRunner` does a step, in one run if it
-can, else by slim's function or the user's. Four methods of slim's Supervisor are replaced, so that
-it does what a `MonitoredSession` does.
+as the session it wraps, and calls hooks only for runs of a train op, so that slim's own small runs
+(is it time to stop? to log?) are not slower. :class:`StepRunner` does a step, in one run if it can,
+else by slim's function or the user's. Four methods of slim's Supervisor are replaced, so that it
+does what a `MonitoredSession` does.
 """
 
 import contextlib
@@ -40,25 +40,25 @@ class Schedule(NamedTuple):
 
 
 class SlimLoop:
-    """The step function and the session wrapper to hand to `slim.learning.train`.
+    """The step function and the session wrapper that `slim.learning.train` gets.
 
     Args:
-      make_runner: makes the `StepRunner` of a session, given the last three arguments of that.
+      make_runner: makes the `StepRunner` of a session; takes the last three arguments of
+        `StepRunner`.
       session_wrapper: the user's session wrapper, or None.
-      hooks: the hooks, whose `begin` was called before the first session.
-      watcher: the hook that handles a numeric check that raised.
+      hooks: the hooks; their `begin` was called before the first session.
+      watcher: the hook that handles the error of a numeric check.
       train_op: the guarded train op.
       training: saves before an error or an interrupt leaves the loop; its signals may ask the
         training to end, as a hook's `request_stop` does.
-      before_session: called before slim makes a session, other than the first.
+      before_session: called before slim makes another session.
       note_session: called with each session, once its variables have values.
       turn: the turns between the loop and the threads that save; None without such threads.
-      summary_op: the summary op that the Supervisor runs between two steps in place of its own; or
+      summary_op: the summary op that the Supervisor runs between two steps instead of its own; or
         None.
 
     Attributes:
-      coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
-        there is a session.
+      coordinator: the coordinator that hooks get: the Supervisor's own, once there is a session.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SlimLoop:
         self._training = training
         self._before_session = before_session
         self._signals = training.signals
-        self._signals.begin_step()  # without `end_step`: slim's loop asks ahead of each step
+        self._signals.begin_step()  # no `end_step`: slim's loop asks before each step
         self._note_session = note_session
         self._turn, self._summary_op = turn, summary_op
         self._loss: Any = None
@@ -92,9 +92,9 @@ class SlimLoop:
         self._begin_session(None)
 
     def raise_swallowed(self) -> None:
-        """Raises the OutOfRangeError that a hook has raised outside a step, if any.
+        """Raises the OutOfRangeError that a hook raised outside a step, if any.
 
-        slim takes each for the end of the input, and returns; a `MonitoredSession` raises it.
+        slim would take it for the end of the input, and return; a `MonitoredSession` raises it.
         """
         if self._swallowed is not None:
             raise self._swallowed
@@ -136,7 +136,7 @@ class SlimLoop:
             self._leave_by(error)
             raise
         if self._watcher.incident_count > incidents:
-            self._runner.forget_step()  # a policy may have set the step back
+            self._runner.forget_step()  # a policy may have set the global step back
             loss = math.nan if self._loss is None else self._loss
         self._loss = loss
         should_stop = should_stop or session.stop_requested or self._signals.is_asked
@@ -146,7 +146,7 @@ class SlimLoop:
         return loss, should_stop
 
     def _begin_session(self, session) -> Any:
-        """Returns the session in which steps run, as the user's wrapper wraps it."""
+        """Returns the session in which steps run, in the user's wrapper."""
         runs_in = session
         self._session = session
         self._waits_to_start = self._ended = False
@@ -185,12 +185,13 @@ class SlimLoop:
 
     def _take_reins(self, supervisor: tf1.train.Supervisor, session: HookedSession) -> None:
         """Replaces the methods that slim calls on its Supervisor, once there is a session."""
-        # slim asks before each step. It must leave its loop only from within a step: else the
-        # hooks' `end` is not called if a thread asked to stop.
+        # slim asks before each step. It must leave its loop only from within a step: otherwise, if
+        # a thread asked to stop, the hooks' `end` would not be called.
         tf_private.replace_method(supervisor, 'should_stop', lambda: self._ended)
-        # The hooks of a MonitoredSession find its queue runners started; slim starts them later. So
-        # this starts them if a hook may need them, and else not: a run waits for threads that begin
-        # to fill queues. slim's own start then does nothing, or queues that ran dry start twice.
+        # In a MonitoredSession queue runners start before the hooks are called; slim starts them
+        # later. So start them here if a hook may need them; not otherwise, since a run waits for
+        # threads that begin to fill queues. Then slim's own start must do nothing, or queues that
+        # ran dry would start twice.
         threads: Any = None
         if _need_queues(self._hooks, session):
             threads = type(supervisor).start_queue_runners(supervisor, session)
@@ -213,17 +214,17 @@ class SlimLoop:
     def _take_turns(
         self, supervisor: tf1.train.Supervisor, session: HookedSession, turn: StepTurn
     ) -> None:
-        """Has a Supervisor wait for threads that save, and write summaries between two steps."""
+        """Makes a Supervisor wait for threads that save, and write summaries between two steps."""
 
         def stop_at_last(*args, **kwargs):
             supervisor.request_stop()
-            turn.wait_for_savers()  # to join them, a Supervisor allows only two minutes
+            turn.wait_for_savers()  # a Supervisor joins them for two minutes only
             return stop(*args, **kwargs)
 
         stop = tf_private.replace_method(supervisor, 'stop', stop_at_last)
 
         def summarize_once():
-            with turn.no_step():  # the run may write values and put them back: no step may see them
+            with turn.no_step():  # the run may write and restore values: no step may see them
                 summary, step = session.run([self._summary_op, supervisor.global_step])
             tf1.logging.info('Recording summary at step %s.', step)
             supervisor.summary_writer.add_summary(summary, step)
@@ -270,10 +271,10 @@ class SlimLoop:
             except (NanLossError, *NEW_SESSION):
                 raise
             except Exception:
-                pass  # slim raises it when it joins the threads
+                pass  # slim raises the error when it joins the threads
 
     def _wait_no_longer(self) -> None:
-        """Ends slim's wait for the start step when the job ends: slim would wait for ever."""
+        """Ends slim's wait for the start step when the job ends: it would never come."""
         if self._waits_to_start and self.coordinator.should_stop():
             raise tf.errors.OutOfRangeError(None, None, 'the job has ended')
 
@@ -281,7 +282,7 @@ class SlimLoop:
 def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
     """Whether some hook may need a queue in `after_create_session`.
 
-    In a job, a worker's hook waits there for tokens from the chief's queue.
+    In a job, a worker's hook waits in it for tokens from the chief's queue.
     """
     known = tf1.train.SessionRunHook.after_create_session, GateWatcher.after_create_session
     theirs = [type(hook).after_create_session for hook in hooks]
@@ -291,7 +292,7 @@ def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
 class _Retried:
     """Turns an UnavailableError of a job into an AbortedError, for which slim makes a new session.
 
-    A class, because it is around each step, where `contextlib` would add a microsecond.
+    A class, because each step uses it, and `contextlib` would add a microsecond.
     """
 
     def __init__(self, watcher: GateWatcher):
@@ -307,10 +308,10 @@ class _Retried:
 
 @contextlib.contextmanager
 def _saved_all_the_same(save: Callable[[], None]) -> Iterator[None]:
-    """Saves if an error is raised at the end of a training; slim would save nothing."""
+    """Saves if an error is raised at the end of a training; slim itself would not save."""
     try:
         yield
-    except NEW_SESSION:  # there is nothing to save in the old one
+    except NEW_SESSION:  # the old session has nothing to save
         raise
     except BaseException:
         save()
@@ -322,11 +323,11 @@ class StepRunner:
 
     Args:
       train_step_fn: the user's step function, or slim's.
-      schedule: when slim's own `train_step` stops, logs and traces; None for any other step
-        function, which does so itself.
+      schedule: when slim's own `train_step` stops, logs and traces; None for other step functions,
+        which decide for themselves.
       session: the session that slim made.
-      runs_in: the session as the user's wrapper wrapped it, or the same.
-      training: the `Training`, which has the global step after the last watched step.
+      runs_in: the same session, in the user's wrapper if there is one.
+      training: the `Training`; it has the global step after the last watched step.
     """
 
     def __init__(
@@ -340,7 +341,7 @@ class StepRunner:
         self._session = session
         self._runs_in = runs_in
         self._train_step_fn = train_step_fn
-        self._schedule = schedule  # None also if one run cannot do what slim's step does
+        self._schedule = schedule  # also None if slim's step takes more than one run
         self._in_one_run: Optional[Callable[[], Any]] = None
         self._training = training
         self._step_before: Optional[int] = None
@@ -363,7 +364,7 @@ class StepRunner:
         return self._train_step_fn(session, train_op, global_step, kwargs)
 
     def step_now(self, global_step) -> int:
-        """The global step, read from the session only if no step has returned it."""
+        """The global step; reads it from the session only if no step has returned it."""
         if self._step_before is None:
             self._step_before = self.read_step(global_step)
         return self._step_before
@@ -377,7 +378,7 @@ class StepRunner:
         self._step_before = None
 
     def _prepare(self, session: HookedSession, train_op, global_step) -> Any:
-        """A function that does slim's step in one run; None if one run cannot do the same."""
+        """A function that does slim's step in one run; None if the step takes more runs."""
         gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
         if gate is None or gate.step is None or not has_own_run_instrumented(self._runs_in):
             return None
@@ -409,8 +410,8 @@ class StepRunner:
 class _TraceWriter:
     """A summary writer that keeps the first of several traces of one global step.
 
-    slim names a trace by the global step after the traced step. A bad step leaves the global step
-    as it is, so the next trace has the same name, and a writer refuses that.
+    slim names a trace by the global step after the traced step. After a bad step the global step is
+    the same, so the next trace has the same name, and a writer refuses it.
     """
 
     def __init__(self, writer):

@@ -1,4 +1,4 @@
-"""`slimguard.train`: checks what it is given, opens the training, and runs slim's loop in it."""
+"""`slimguard.train`: checks its arguments, opens the training, and runs slim's loop in it."""
 
 import contextlib
 import functools
@@ -52,23 +52,23 @@ def train_with_slim(
     default: Any,
     given: Dict[str, Any],
 ) -> Any:
-    """Runs slim's loop, and in it the hooks; guards the train op first. Returns the last good loss.
+    """Guards the train op, and runs slim's loop with the hooks. Returns the last good loss.
 
     Args:
       slim_train: slim's own `train`.
       train_op: the train op.
       settings: the user's settings.
       hooks: the hooks.
-      watcher: the one among them that decides.
+      watcher: the hook that decides.
       make_runner: as for `SlimLoop`.
       default: slim's mark for an argument that was not given.
-      given: by name, the other arguments for `slim_train`; some are replaced here.
+      given: by name, the other arguments for `slim_train`; this function replaces some.
     """
     graph, logdir, is_chief = given['graph'], settings.logdir, given['is_chief']
     if is_chief and logdir is not None:
         files.require_writable(logdir)
     global_step, saver = _step_and_saver(given, logdir)
-    # An op that writes nothing needs no guard, and slim trains such ops as well.
+    # An op that writes nothing needs no guard; slim runs such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
     else:
@@ -80,7 +80,8 @@ def train_with_slim(
         checkpoints = Restorer(saver, logdir, global_step)
         repair.resume_from_good(logdir)
         if given['summary_writer'] == default:
-            # As the Supervisor's, but with a suffix: a SummarySaverHook's might get the same name.
+            # As the Supervisor makes it, but with a suffix: a SummarySaverHook's file might get the
+            # same name.
             given['summary_writer'] = tf1.summary.FileWriter(logdir, filename_suffix='.train')
         writer = given['summary_writer']
     training = Training(
@@ -126,12 +127,12 @@ def train_with_slim(
         steps.raise_swallowed()
         watcher.end_job()
     if checkpoints is not None and saver.failure is not None:
-        raise saver.failure  # the Supervisor has swallowed it
+        raise saver.failure  # the Supervisor did not raise the error
     return loss
 
 
 def _warn_of_no_training(train_op) -> None:
-    """Warns that nothing is trained; slim accepts such an op, which is often a loss by mistake."""
+    """Warns that nothing is trained: slim accepts such an op, which is often a loss by mistake."""
     log().warning(
         'train op %r writes no variable: nothing is trained, and the global step stays '
         'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',
@@ -140,9 +141,9 @@ def _warn_of_no_training(train_op) -> None:
 
 
 def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, Any]:
-    """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
+    """The global step, and with a logdir a `FiniteSaver` around any saver of the user.
 
-    slim would make both too late: for the gate, and for the save before an error.
+    Makes missing ones here: slim's come too late for the gate, and for the save before an error.
     """
     with given['graph'].as_default():
         if given['global_step'] is None:
@@ -153,7 +154,7 @@ def _step_and_saver(given: Dict[str, Any], logdir: Optional[str]) -> Tuple[Any, 
 
 
 def _wait_for_chief(given: Dict[str, Any]) -> Callable[[], None]:
-    """A function that waits for the chief before slim does: slim looks for it every 30 s only."""
+    """A function that waits for the chief before slim does: slim checks only every 30 s."""
     master = given['master']
     if given['is_chief'] or not is_remote(str(master)):
         return lambda: None
@@ -180,7 +181,7 @@ _COMPLETE = (
 
 
 def unless_empty(logdir: Optional[files.Path]) -> Optional[files.Path]:
-    """The logdir; an empty path, as of a flag that was not set, becomes None, with a warning."""
+    """The logdir; an empty path, such as an unset flag, becomes None, with a warning."""
     if isinstance(logdir, (str, bytes)) and not logdir:
         log().warning('logdir is empty, so nothing is saved and nothing recorded.')
         return None
@@ -195,14 +196,14 @@ def as_train_op(train_op: Any) -> TrainOp:
 
 
 def require_flags(ends_job: Any, is_chief: Any) -> None:
-    """Raises ValueError unless both are bools; `is_chief` may be None, which is False to slim."""
+    """Raises ValueError unless both are bools; `is_chief` may be None (False in slim)."""
     require_bool('ends_job', ends_job)
     if is_chief is not None:
         require_bool('is_chief', is_chief)
 
 
 def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
-    """Raises unless `train` can make a session for the train op, and save with the saver if any.
+    """Raises unless `train` can make a session for the train op, and save with any given saver.
 
     Raises:
       TypeError: if `saver` is no saver.

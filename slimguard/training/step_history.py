@@ -1,4 +1,4 @@
-"""Keeps the numbers of good steps to judge the next (:class:`StepHistory`); writes summaries."""
+""":class:`StepHistory`: the numbers of good steps, to judge the next step; summaries of them."""
 
 import collections
 import functools
@@ -35,15 +35,15 @@ _WINDOW = 100
 
 
 class StepHistory:
-    """Keeps the last steps of one gate, and knows when the next is out of bounds.
+    """Keeps the last steps of one gate, and sets the bounds for the next step.
 
     Args:
       gate: the gate.
-      spike: when a step is out of bounds; None if none is.
+      spike: when a step is out of bounds; None for no bounds.
       length: how many steps are kept.
       summarize: called with the row of each step that was written; or None.
-      tell: called once, if there is no `Spike`, after a written step with a number far beyond all
-        before it: with a text about it, and whether the default `Spike` would have held the step.
+      tell: without a `Spike`, called once after a written step with a number far beyond all earlier
+        ones; takes a text about it, and whether the default `Spike` would have held the step.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StepHistory:
         """The feeds with which the gate holds a step that is out of bounds.
 
         Args:
-          max_loss: a larger loss is an incident in any case; None for what the gate was given.
+          max_loss: a larger loss is an incident in any case; None for the gate's own limit.
         """
         feeds: Dict[Any, Any] = {}
         if self.spike is None:
@@ -88,7 +88,7 @@ class StepHistory:
 
     def note_good(self, row: np.ndarray) -> None:
         """Notes a step that was written."""
-        # As Python's numbers: the same with numpy's numbers takes several times as long.
+        # Python's numbers: computing with numpy's scalars takes several times as long.
         loss, _, *half_squares = row[LOSS:].tolist()
         norm = math.sqrt(2 * sum(half_squares))
         if self.spike is not None:
@@ -134,7 +134,7 @@ class StepHistory:
     def note_bad(
         self, report: gates.Told, row: np.ndarray, max_loss: Optional[float]
     ) -> OpenIncident:
-        """Notes a held step, and opens its incident with what the last steps say of it.
+        """Notes a held step, and opens its incident; adds what the last steps show.
 
         Args:
           report: what the gate reports of the step.
@@ -150,7 +150,7 @@ class StepHistory:
         ratio = norm / usual if norm is not None and usual else None
         opened.note(gradient_norm=norm, gradient_norm_ratio=ratio)
         opened.is_spike = opened.is_finite and bool(above)
-        # A copy: other threads may train in the session, and note their steps meanwhile.
+        # A copy: other threads may train in the session, and note their steps at the same time.
         rows = list(self._rows)
         opened.history = History(self.gate.measures.gradients, rows) if rows else None
         return opened
@@ -168,9 +168,9 @@ class StepHistory:
         norm: Optional[float],
         max_loss: Optional[float],
     ) -> Dict[str, str]:
-        """By kind, the text about a number that is above the limit of a `Spike`.
+        """By kind, the text about a number above the limit of a `Spike`.
 
-        The gate knows its limits only as numbers, and not the medians behind them.
+        The gate knows only the limits, not the medians that they come from.
         """
         kinds = {label.kind for label in labels}
         words: Dict[str, str] = {}
@@ -187,7 +187,7 @@ class StepHistory:
                 continue
             if kind == gates.Label.LIMIT and self._is_above(max_loss, value):
                 continue
-            # If a value is not finite, the incident says that instead.
+            # If a value is not finite, the incident names that value instead.
             is_named = gates.Label.VALUE in kinds and not math.isfinite(value)
             words[kind] = '' if is_named else _times(name, value, usual)
         return words
@@ -198,16 +198,17 @@ class StepHistory:
 
 
 class Histories:
-    """The histories of all gates of a training, each made when it is first asked for.
+    """The histories of all gates of a training; the first `of` makes one.
 
     Args:
-      spike, length: as for `StepHistory`. Without either no history is kept.
+      spike, length: as for `StepHistory`. If neither is given, no history is kept.
 
     Attributes:
       summaries: makes the summaries of a gate's steps, given the prefix of their tags; None for no
         summaries.
       spike_in_words: how the user asks for a `Spike`.
-      note_jump: called with the text about a written step that was far beyond all before it.
+      note_jump: called with the text about a written step with a number far beyond all earlier
+        ones.
     """
 
     def __init__(self, spike: Optional[Spike], length: int):
@@ -294,7 +295,7 @@ def _times(name: str, value: float, usual: Level) -> str:
 
 # Scalars in TensorBoard, as often as the summaries of the training.
 
-# Tells whether summaries are due; True once for each time that they are.
+# Whether summaries are due: True once, then False until they are due again.
 IsDue = Callable[[], bool]
 
 
@@ -341,7 +342,7 @@ def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
 
 
 def _write(writer: Callable[[], Any], is_due: IsDue, prefix: str, row: np.ndarray) -> None:
-    """Writes what is known of a step: loss, gradient norm and learning rate."""
+    """Writes the known numbers of a step: loss, gradient norm and learning rate."""
     if not is_due():
         return
     step, to = step_of(row), writer()

@@ -1,8 +1,8 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
-Each loop has one `StopSignals`. The process has one `Listener` (system/signals.py), which tells the
-training that began last of each signal, twice: Python's handler does so in the main thread, once
-that thread runs Python code; a thread of its own does so at once.
+Each loop has one `StopSignals`. The process has one `Listener` (system/signals.py). It passes each
+signal twice to the training that began last: by Python's handler, when the main thread next runs
+Python code; and by a thread, at once.
 """
 
 import contextlib
@@ -26,41 +26,41 @@ from slimguard.system.numbers import is_positive
 from slimguard.system.signals import SIGNALS, Listener, is_main_thread
 
 # How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
-# for ever.
+# forever.
 SECONDS = 10.0
 
 # The stages of a training:
-_TRAINING = 'training'  # a signal waits for the end of the step, for so many seconds
-_ENDING = 'ending'  # the last step is over, and the loop saves, however long that takes
+_TRAINING = 'training'  # a signal waits for the end of the step, but not too long
+_ENDING = 'ending'  # after the last step the loop saves, however long that takes
 _RAISED = 'raised'  # the loop ends by the KeyboardInterrupt of a second Ctrl-C
-_LEFT = 'left'  # it is saved between two steps, or has ended: signals change only how it ends
+_LEFT = 'left'  # saved between two steps, or ended: signals change only how it ends
 
 
 class StopSignals:
-    """From `enter` to `leave`, the training ends at SIGTERM and Ctrl-C, after the step under way.
+    """From `enter` to `leave`, SIGTERM and Ctrl-C end the training after the step under way.
 
     During a step a signal makes `is_asked` true. The loop ends after the step, as at its normal
-    end, and saves. `leave` then ends the process by SIGTERM if that came, or raises
-    KeyboardInterrupt. A second Ctrl-C raises it as soon as Python runs.
+    end, and saves. Then `leave` ends the process by SIGTERM, or raises KeyboardInterrupt for
+    Ctrl-C. A second Ctrl-C raises it as soon as Python code runs.
 
-    Between two steps the loop of a program may do anything. So a signal saves the state at once,
-    and ends the process or raises, unless the loop will still read `is_asked`.
+    Between two steps a program's loop may do anything. So a signal saves the state at once, and
+    ends the process or raises, unless the loop is going to read `is_asked`.
 
     A step may wait for input that never comes, and Python's handlers wait with it. If the step does
     not end in time, a thread saves the state and ends the process. At a prompt and in a notebook,
     Ctrl-C never ends the process.
 
-    If ranks train together, a rank that gets a signal sends it to all in their next step, after
-    which they end. No process ends before all have saved, since a launcher would then end the
-    others.
+    If ranks train together, a rank that gets a signal sends it to all ranks in the next step, and
+    they end after this step. No process ends before all have saved, since a launcher would then end
+    the others.
 
     Signals act as without a training if the program has handlers of its own, in threads other than
     the main one, and in children that the process forks.
 
-    It keeps no session alive, and saves no closed session.
+    This object keeps no session alive, and saves no closed session.
 
     Args:
-      save: saves the state of a session that is given; called in any thread.
+      save: saves the state of the given session; called in any thread.
       seconds: how long a step may take to end.
       loop_asks: whether the loop also reads `is_asked` between two steps.
     """
@@ -79,11 +79,11 @@ class StopSignals:
     def _begin(self) -> None:
         # No locks, as the handler may run in the middle of anything.
         self._stage = _TRAINING
-        # The signals that came to any rank, each with how many checkpoints were saved before.
+        # The signals that any rank received; for each, how many checkpoints were saved before.
         self._heard: Dict[int, int] = {}
         self._waiting: Set[int] = set()  # signals that wait for the end of the step
-        self._deadline: Optional[float] = None  # of the step; only the thread uses it
-        self._tell_the_end: Optional[Exchange] = None  # tells the other ranks, once all are to end
+        self._deadline: Optional[float] = None  # the deadline of the step; only the thread uses it
+        self._tell_the_end: Optional[Exchange] = None  # tells other ranks of the end of this one
 
     # From beginning to end.
 
@@ -101,14 +101,14 @@ class StopSignals:
     def leave(self) -> None:
         """Stops handling signals; ends the process or raises, if a signal came."""
         self._wait_for_ranks()
-        if self not in _listener.trainings:  # or in a child, which has left already
+        if self not in _listener.trainings:  # left already, or a child process
             return
         has_raised, self._stage = self._stage is _RAISED, _LEFT
         self._is_in_step = False
         _listener.remove(self)
         number = self.ends_by()
         if number == signal.SIGTERM or number is not None and not is_main_thread():
-            _end_by(number)  # a thread that closes the session cannot raise in the main one
+            _end_by(number)  # another thread cannot raise in the main thread
         elif number is not None and not has_raised:
             raise KeyboardInterrupt
 
@@ -141,9 +141,9 @@ class StopSignals:
         self._is_in_step = False
 
     def run_step(self, session, run: Callable[..., Any], *args: Any) -> Any:
-        """Runs a step of a loop that never reads `is_asked`: `run` of the session and `args`.
+        """Runs a step, `run(session, *args)`, of a loop that never reads `is_asked`.
 
-        A signal waits for its end, unless it runs in another thread than the main one.
+        A signal waits for the end of the step if the step runs in the main thread.
         """
         self.watch(session)
         if not is_main_thread():
@@ -157,7 +157,7 @@ class StopSignals:
                 self._act()
 
     def tell_saving(self) -> None:
-        """Notes that the loop saves after its last step. Logs the signal that ends it, if any."""
+        """Notes that the loop saves after its last step. Logs the signal that ended the loop."""
         if self._stage is not _TRAINING:
             return
         self._stage = _ENDING
@@ -168,14 +168,14 @@ class StopSignals:
             log().warning('%s%s; saving before the end.', _name_of(number), where)
 
     def tell_saved(self) -> None:
-        """Logs the checkpoint that was saved since a signal came, if any was."""
+        """Logs the checkpoint that was saved after a signal, if there is one."""
         saves, path = last_published()
         number = self.ends_by()
         if number is None or saves == min(self._heard.values()):
             return
         step = global_step_in(path)
         which = '' if step is None else ' (global step %d)' % step
-        if path.endswith('-last'):  # beside the script's, one of which may have a larger number
+        if path.endswith('-last'):  # a script's own may have a larger number
             which += ', newer than those beside it'
         names = _name_of(number), path, which
         log().warning(SAVED_BY_SIGNAL, *names)
@@ -183,7 +183,7 @@ class StopSignals:
             note(SAVED_BY_SIGNAL % names)
 
     def ends_by(self) -> Optional[int]:
-        """The signal to end by, or None. SIGTERM first: its sender may kill the process soon."""
+        """The signal to end by, or None. SIGTERM first: its sender may soon kill the process."""
         return signal.SIGTERM if signal.SIGTERM in self._heard else next(iter(self._heard), None)
 
     def save_session(self) -> None:
@@ -220,7 +220,7 @@ class StopSignals:
         if self._is_in_step or self._has_ranks():
             return True
         # Let the loop end by itself, with its hooks' `end`. If no step comes, the thread acts on
-        # SIGTERM. After Ctrl-C the user does not wait for that.
+        # SIGTERM. A user who pressed Ctrl-C should not have to wait for this.
         loop_asks = self._loop_asks and self._open_session() is not None
         return loop_asks and number == signal.SIGTERM
 
@@ -238,7 +238,7 @@ class StopSignals:
     # Ranks that train together.
 
     def _has_ranks(self) -> bool:
-        """Whether the steps are run by several ranks, which end together."""
+        """Whether several ranks, which end together, run the steps."""
         session = self._open_session()
         return session is not None and gates.ranks_in(session.graph).end_together
 
@@ -276,7 +276,7 @@ class StopSignals:
             )
 
     def seconds_left(self) -> Optional[float]:
-        """How long the step under way may take; None if nothing waits for its end."""
+        """How long the step under way may still take; None if no signal waits for its end."""
         if self._deadline is None or self._stage is not _TRAINING:
             return None
         return max(0.001, self._deadline - time.monotonic())
@@ -299,7 +299,7 @@ class StopSignals:
             for training in reversed(list(_listener.trainings)):
                 training.save_session()
         self.tell_saved()
-        if not stays and self._stage is _TRAINING:  # else the main thread saves, and ends it
+        if not stays and self._stage is _TRAINING:  # else the main thread saves and ends
             _exit(128 + number)
 
 
@@ -313,7 +313,7 @@ def require_seconds(seconds) -> None:
 
 
 SAVED_BY_SIGNAL = '%s: saved %s%s'  # `run --quiet` lets this line pass
-# These functions get that line as well.
+# These functions also get the line.
 note_saved: List[Callable[[str], None]] = []
 # These functions are called before a signal ends the process, since no exit handlers run then.
 last_words: List[Callable[[], None]] = []
@@ -334,17 +334,17 @@ def _end_by(number: int) -> None:
 
 def _say_last_words() -> None:
     for say in last_words:
-        with contextlib.suppress(Exception):  # another writer may hold stderr, and the end is due
+        with contextlib.suppress(Exception):  # another writer may hold stderr
             say()
 
 
 def _exit(status: int) -> None:
     """Ends the process from any thread, with the children that Python ends at exit.
 
-    Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
+    Otherwise the workers of a `multiprocessing.Pool` would wait forever for work.
     """
     for child in multiprocessing.active_children():
-        with contextlib.suppress(Exception):  # the child, or the process that manages it, has ended
+        with contextlib.suppress(Exception):  # the child, or its manager, has ended
             if child.daemon:
                 child.terminate()
     _say_last_words()

@@ -32,7 +32,7 @@ except ImportError:  # no POSIX
 
 
 class TrainingSettings(NamedTuple):
-    """The user's settings, of a hook or of the function that trains; see `NanLossHook`."""
+    """The user's settings of a hook or of the function that trains; see `NanLossHook`."""
 
     max_loss: Optional[float] = None
     logdir: Any = None  # a path; after `require` an absolute str
@@ -71,25 +71,26 @@ DEFAULTS = TrainingSettings()
 
 
 class Training:
-    """A training: its settings, and what a process does for it besides the steps.
+    """A training: its settings, and all that a process does for it except the steps.
 
     It captures bad steps, handles signals, shows a progress bar, and saves the last good state
-    before an error ends the training. The function that runs the loop makes it, and hands it to the
-    watchers among the hooks. A hook that gets none opens one.
+    before an error ends the training. The function that runs the loop makes it, and passes it to
+    the watchers among the hooks. A hook that gets no training opens one.
 
     Args:
       settings: the user's settings.
-      is_open: whether its maker also runs it; if not, a hook opens a training of its own.
+      is_open: whether the function that made it also runs it; if not, a hook opens a training of
+        its own.
       checkpoints: saves the last good state; None if this process saves none.
       saver: restores checkpoints; None for the graph's saver.
       number_of_steps: the global step at which it ends, or None.
       evidence: by gate, its `Evidence`, which captures and examines bad steps; gates may be added.
       summary_writer: the `FileWriter` of its summaries, or None.
       summaries: as `Histories.summaries`; None if nothing writes summaries.
-      is_chief: whether this process is the chief; None to go by the name of its device.
+      is_chief: whether this process is the chief; None if the name of its device decides.
       makes_sessions: whether the loop makes its sessions. If so, the process takes part in its job,
-        if there is one, and the hooks may run a session as soon as they have it. If not, the user's
-        first run comes first, since its ops may not exist yet, and TensorFlow warns of ops that are
+        if there is one, and the hooks may run a session as soon as they have it. If not, hooks wait
+        for the user's first run: its ops may not exist before, and TensorFlow warns of ops that are
         made after a run.
 
     Attributes:
@@ -140,7 +141,7 @@ class Training:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Locks the logdir and shows the progress bar; at the end, closes the captures as well."""
+        """Inside, locks the logdir and shows the progress bar; the end also closes captures."""
         with contextlib.ExitStack() as stack:
             if self.checkpoints is not None and self._bundles_in == self.checkpoints.logdir:
                 stack.enter_context(occupied(self.checkpoints.logdir))
@@ -172,7 +173,7 @@ class Training:
 
         Args:
           session: the session.
-          opened: the incident that is handled meanwhile, or None.
+          opened: the incident that is handled inside, or None.
         """
         try:
             yield
@@ -182,7 +183,7 @@ class Training:
             raise
 
     def save_before(self, error: Exception, session, failed: Optional[Incident] = None) -> None:
-        """Saves the last good state, if an incident is behind the error that ends the training.
+        """Saves the last good state if an incident caused the error that ends the training.
 
         Args:
           error: the error.
@@ -210,7 +211,7 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
             log().warning(_SAVED_APART, apart, checkpoints.published())
             return
         saved = checkpoints.save_last(session)
-    except Exception as error:  # whatever it is, it must not hide the incident
+    except Exception as error:  # no error may hide the incident
         log().error('the last finite state could not be saved: %s', error)
         return
     if saved is not None and incident is not None:
@@ -232,8 +233,8 @@ def occupied(logdir: str) -> Iterator[None]:
     """Marks a logdir as in use by this process; warns if another process already trains there.
 
     It holds an advisory lock on the file ``LOGDIR/slimguard/lock``. The system releases the lock
-    when the process ends, also if it is killed. Another process may go unnoticed if it runs on
-    another machine, or if the file system has no locks.
+    when the process ends, also if it is killed. It may not notice a process on another machine, or
+    on a file system without locks.
     """
     with contextlib.ExitStack() as stack:
         if fcntl is not None and not files.is_remote(logdir):
@@ -250,5 +251,5 @@ def occupied(logdir: str) -> Iterator[None]:
                     logdir,
                 )
             except OSError:
-                pass  # there are no locks here, or the next write will report the error
+                pass  # no locks here, or the next write will report the error
         yield

@@ -26,7 +26,7 @@ from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings
 
-# By session its WatchedSession, as long as that is in use.
+# By session, its WatchedSession while that is in use.
 _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
@@ -42,22 +42,22 @@ class WatchedSession(HookedSession):
     ):
         HookedSession.__init__(self, session, hooks)
         self._coordinator = coordinator
-        self._give_back = give_back  # releases what the hooks made for the training
+        self._give_back = give_back  # releases what hooks made for the training
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
-        # Runs even if nobody closes the session: before Python unloads its modules.
+        # Runs before Python unloads its modules, even if nobody closes the session.
         atexit.register(_give_back, weakref.ref(self), os.getpid())
 
     @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
+        """As `tf.compat.v1.Session.run`; once a hook asked to stop, steps raise RuntimeError."""
         if self.should_stop() and self._step_of(fetches) is not None:
             raise RuntimeError(
                 "on_nan='stop', a signal or a hook has asked the training to stop, and this would "
                 'be one more step; loop with "while not session.should_stop()"'
             )
-        if self._is_new:  # not earlier: the user's first ops, such as an initializer, exist now
+        if self._is_new:  # by now the user's first ops exist, such as an initializer
             self._is_new = False
             for watcher in watchers_in(self._hooks):
                 watcher.runs.watch(self._session)
@@ -74,9 +74,9 @@ class WatchedSession(HookedSession):
     def close(self):
         """Calls the hooks' `end`, joins their threads, and closes the session.
 
-        Raises an error that one of their threads has reported to the coordinator.
+        Raises an error that a thread of the hooks has reported to the coordinator.
         """
-        with contextlib.ExitStack() as stack:  # the last that is pushed is called first
+        with contextlib.ExitStack() as stack:  # calls them in reverse order
             stack.callback(self._give_back)
             stack.callback(self._session.close)
             stack.callback(self._join)
@@ -101,17 +101,17 @@ class WatchedSession(HookedSession):
         self._ended = self._ended or not (error_type is None or is_end_of_input)
         try:
             if isinstance(self._session, tf1.InteractiveSession):
-                self._contexts.close()  # to be closed it has to be the innermost default session
+                self._contexts.close()  # only the innermost default session can be left
             self.close()
         finally:
             self._contexts.close()
-        return is_end_of_input  # which ends the block, as that of a MonitoredSession
+        return is_end_of_input  # True: the block ends without the error, as in a MonitoredSession
 
 
 def _look_at_save(prefix: str) -> None:
     """Logs an error if a saver other than a `FiniteSaver` has just written a bad checkpoint."""
     if not checkpoint_files.files_of(prefix):
-        return  # the run was no save
+        return  # no checkpoint was saved
     inspection = checkpoint_reader.read(prefix)
     if not inspection.is_good:
         log().error(
@@ -143,8 +143,8 @@ def watch(
     The returned session behaves like the given one. It calls the hooks only for runs of a train op:
     a guarded one, or any op that runs an optimizer. Without a `NanLossHook`, a ValueError
     refuses a run of a train op that nobody has guarded. `watch` itself calls the hooks' `begin` and
-    `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
-    initialize the variables first.
+    `after_create_session`. A `CheckpointSaverHook` saves in `after_create_session`, so with such a
+    hook, initialize the variables first.
 
         train_op = slimguard.guard(optimizer.minimize(loss, global_step), loss=loss)
         with slimguard.watch(tf.compat.v1.Session(), on_nan='skip', logdir='logs') as session:
@@ -163,21 +163,22 @@ def watch(
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step, unless a `NanLossHook` decides; see `NanLossHook`.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it does not help against.
+        `slimguard.guard` says what this limit cannot prevent.
       logdir: the directory for the record of incidents and the bundles, in which a rollback finds
         its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
         logdir, no record is kept; the log says so at the first incident.
       capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; a `NanLossHook`
-        among the hooks has its own.
-      spike, history: as for `NanLossHook`; also for one among the hooks that does not set them.
+        among the hooks uses its own.
+      spike, history: as for `NanLossHook`; they also apply to a `NanLossHook` among the hooks that
+        does not set them.
 
     Raises:
       TypeError: if `session` is no session.
       RuntimeError: if it is closed.
-      ValueError: if it is watched already; if there is a `logdir` and no variable yet, or nothing
-        can be written to it; if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or `history`
-        has a bad value, or disagrees with a hook.
+      ValueError: if it is watched already; if there is a `logdir` but no variable yet, or the
+        `logdir` cannot be written to; if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or
+        `history` has a bad value, or differs from that of a hook.
       tf.errors.FailedPreconditionError: if a hook reads a variable that has no value yet.
     """
     if not isinstance(session, SessionInterface):
@@ -213,8 +214,8 @@ def watch(
             )
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if type(watcher) is GateWatcher and watcher.on_nan is None:
-        watcher.on_nan = 'raise'  # the default; as a named policy it refuses unguarded train ops
-    # It joins no job: a job may ask for a new session, and nothing here could make one.
+        watcher.on_nan = 'raise'  # if named, 'raise' refuses unguarded train ops
+    # It joins no job: a job may ask for a new session, and `watch` cannot make one.
     training = Training(settings, makes_sessions=False)
     # Like a MonitoredSession's coordinator, it raises any error that a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])

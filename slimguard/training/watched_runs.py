@@ -1,6 +1,6 @@
-"""The runs of a session that are steps to watch: which they are, and what their values show.
+"""Which runs of a session are steps to watch, and which incidents their values show.
 
-Run          a kind of run: what to fetch in it, and how to read the incidents from the values
+Run          a kind of run: what to fetch, and how to read incidents from the values
 WatchedRuns  which runs of a session are steps; the `Run` of each kind
 """
 
@@ -28,16 +28,16 @@ from slimguard.training.step_history import Histories, StepHistory
 
 
 class Run:
-    """One kind of run, by its fetches: what a hook fetches in it, and how to read the incidents.
+    """One kind of run: what a hook fetches in it, and how to read incidents from the values.
 
     Args:
       run_gates: the gates of the train ops that it runs.
       loss: a loss to check besides the gates, or None.
-      rows: by gate, the row of the step: the vector to fetch, whose columns history.py names.
+      rows: by gate, the row of the step: a vector to fetch; history.py names its columns.
       histories: by gate, its `StepHistory`, or None.
       graph: the graph.
-      in_branches: the gates of train ops in branches. If a run does not take their branch, their
-        tensors cannot be fetched, so these gates are read after the run.
+      in_branches: the gates of train ops in branches. A run that does not take the branch cannot
+        fetch their tensors, so these gates are read after the run.
 
     Attributes:
       gates: `run_gates`.
@@ -60,7 +60,7 @@ class Run:
         places = (place for place, gate in enumerate(run_gates) if gate.loss is not None)
         self._with_loss = next(places, None)  # the first gate that knows its loss
         self._global_step = graphs.global_step(graph)
-        self._session: Callable[[], Any] = lambda: None  # that of the last watched step
+        self._session: Callable[[], Any] = lambda: None  # the session of the last watched step
         self._beside = [each for gate in run_gates for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
@@ -77,7 +77,7 @@ class Run:
             self._session = weakref.ref(session)
         if max_loss is None and not self._has_limits:
             return self._args
-        # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
+        # Two hooks may watch the same gate, but only one of them may feed its tensors.
         fed = run_context.__dict__.setdefault('_slimguard_fed', set())
         feeds: Dict[tf.Tensor, Any] = {}
         for gate, history in zip(self._all_gates, self._histories):
@@ -87,7 +87,7 @@ class Run:
         return self._args._replace(feed_dict=feeds or None)
 
     def note_step(self, values: Sequence[Any], training: Any) -> None:
-        """Notes in a `Training` the global step after a run, and its loss where that is finite."""
+        """Notes in a `Training` the global step after a run, and its loss if finite."""
         step = values[0][STEP] if self.gates else math.nan
         training.step = int(step) if step == step else None
         loss = math.nan
@@ -101,7 +101,7 @@ class Run:
     def read(
         self, values: Sequence[Any], max_loss: Optional[float], run_context
     ) -> List[List[OpenIncident]]:
-        """Opens the incidents that the values of one run show; those of one batch are in one list.
+        """Opens the incidents that the values of a run show, in lists with one batch each.
 
         The gate has decided in the graph which steps are bad (gate/building/builder.py).
         """
@@ -112,7 +112,8 @@ class Run:
             if history is not None and row[IS_GOOD]:
                 history.note_good(row)
             elif history is not None and reports:
-                # Of threads that train in one session, one may take the report of another's step.
+                # If several threads train in a session, one may get the report of another thread's
+                # step.
                 *reports, last = reports
                 of_this_run = [history.note_bad(last, row, max_loss)]
             incidents += [of_gate(gate, each, max_loss=max_loss) for each in reports]
@@ -129,18 +130,18 @@ class Run:
         return _by_run(incidents) if incidents else []
 
     def forget(self, session) -> None:
-        """Drops the reports of the gates that are not read yet."""
+        """Drops the gates' reports that nobody has read."""
         for gate in self._all_gates:
             gate.untold.take_reports(session)
 
     def _step_now(self, session) -> Optional[int]:
-        """The global step; a fetch in the run itself might read it before the update or after."""
+        """The global step, by another run: a fetch of this run might read it before the update."""
         step = self._global_step
         return None if step is None else int(session.run(step))
 
 
 def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:
-    """The feeds that give a gate its limits, of the loss and of the gradient norm."""
+    """The feeds that give a gate its limits of loss and gradient norm."""
     limits = {} if max_loss is None else {gate.limit: _checked_limit(gate, max_loss)}
     if history is not None:
         limits.update(history.limits(max_loss))
@@ -163,7 +164,7 @@ def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
 
 
 def _reports_in(run_context, gate: gates.Gate) -> List[gates.Told]:
-    """What a gate reports at the end of a run: the same to each of its watchers."""
+    """A gate's reports at the end of a run; each of its watchers gets the same."""
     reports = run_context.__dict__.setdefault('_slimguard_reports', {})
     if gate not in reports:
         reports[gate] = gate.untold.take_reports(run_context.session)
@@ -171,13 +172,13 @@ def _reports_in(run_context, gate: gates.Gate) -> List[gates.Told]:
 
 
 def _by_run(incidents: Sequence[OpenIncident]) -> List[List[OpenIncident]]:
-    """Groups the incidents that gates report after a run; some may be of earlier runs.
+    """Groups the incidents that gates report after a run; some may come from earlier runs.
 
     Returns:
       Lists of incidents. If several gates refused the batch of the run that just ended, the last
-      list has their incidents, the gravest first. Each other list has one incident.
+      list has their incidents, the most serious first. Each other list has one incident.
     """
-    # The last report of a gate is of the run that just ended. Gates beside the steps are left out:
+    # The last report of a gate is about the run that just ended. Leave out gates beside the steps:
     # a thread runs them, on batches of its own.
     of_gates = [each for each in incidents if each.gate is not None and not each.gate.is_beside]
     last = {each.gate: each for each in of_gates}
@@ -198,14 +199,15 @@ class WatchedRuns:
     """Knows which runs are steps to watch, and what to fetch in each kind of them.
 
     Args:
-      loss: a loss to watch if no gate knows it; None for none.
-      refusal: how the error for a step of a train op without a gate begins; None to accept it, with
-        a warning if there is no loss to watch.
-      row_of: given a gate and whether to keep what a bad step drew, returns the row to fetch.
+      loss: a loss to watch if no gate knows it; or None.
+      refusal: the beginning of the error for a step of a train op without a gate; None to accept
+        such a step, with a warning if there is no loss to watch.
+      row_of: called with a gate, and whether to keep what a bad step drew; returns the row to
+        fetch.
       histories: the last steps of gates.
       guards_beside: whether other code gates writes beside a train op, or warns of them.
-      watches_ahead: whether all gates are watched from the start, since the first run may bypass
-        the hooks; else only the gates of runs that threads make beside the steps.
+      watches_ahead: whether to watch all gates from the start, since the first run may bypass the
+        hooks; else only the gates of runs that threads make beside the steps.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class WatchedRuns:
         self._row_of = row_of
         self._refusal = refusal
         self._runs = RunKinds()
-        self._named: Set[str] = set()  # what the log has named: train ops of others, variables
+        self._named: Set[str] = set()  # names in earlier log lines: train ops, variables
         self._process = os.getpid()
 
     def run_for(self, run_context) -> Optional[Run]:
@@ -235,7 +237,7 @@ class WatchedRuns:
         return self._runs.of(self._plan, args.fetches, fed, graph)
 
     def watch(self, session) -> None:
-        """Watches runs before the first step, or beside the steps. Call it before any run."""
+        """Also watches runs before the first step and beside the steps. Call it before any run."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             if gate.is_beside or self._watches_ahead:
                 gate.untold.watch(session)
@@ -244,11 +246,11 @@ class WatchedRuns:
         """Stops watching; returns the bad steps that nobody has read. Gates print later ones."""
         unread: List[OpenIncident] = []
         if os.getpid() != self._process:
-            return unread  # in a fork no session can run anything
+            return unread  # no session works in a fork
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             try:
                 unread += [of_gate(gate, each) for each in gate.untold.unwatch(session)]
-            except tf.errors.OpError as error:  # a server that is gone must not fail a good end
+            except tf.errors.OpError as error:  # a missing server must not spoil a good end
                 log().warning('the end of the session is not clean: %s', error)
             except RuntimeError:  # the session is closed, by another thread or before a new round
                 break
@@ -285,14 +287,14 @@ class WatchedRuns:
         return None
 
     def _is_mine(self, gate: gates.Gate) -> bool:
-        """If a graph has several trainings, a hook with a loss watches those with that loss."""
+        """Whether this hook watches a gate: a hook with a loss watches only trainings of it."""
         if self._loss is None or gate.loss is None:
             return True
         needed = graphs.ancestors([op_of(gate.original), gate.loss.op])
         return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
 
     def _loss_beside(self, watched: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
-        """The loss to check beside the gates: one that no gate knows or checks."""
+        """The hook's loss, if no gate knows or checks it; else None."""
         if self._loss is None or all(gate.loss is None for gate in watched):
             return self._loss
         if any(gate.loss is self._loss for gate in watched):
@@ -302,7 +304,7 @@ class WatchedRuns:
         return None if _copied(self._loss).op in graphs.ancestors(checked) else self._loss
 
     def _log_no_gate(self, of_others: Sequence[gates.Gate], graph: tf.Graph) -> None:
-        """Warns that a run is not watched, if no training has the hook's loss."""
+        """Warns, if no training has the hook's loss, that a run is not watched."""
         if any(map(self._is_mine, gates.gates_of(graph).values())):
             return
         assert self._loss is not None  # without a loss all gates are the hook's
@@ -323,7 +325,7 @@ def require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> No
 def refusal_without_gate(
     policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
 ) -> Optional[str]:
-    """How the error for a train op without a gate begins; None to watch its loss instead."""
+    """The beginning of the error for a train op without a gate; None to watch its loss instead."""
     needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
     return 'on_nan=%r cannot be done, as ' % (on_nan,) if needs_gate else None
 
@@ -355,7 +357,7 @@ def _copied(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def gates_run_by(elements: list, graph: tf.Graph) -> List[gates.Gate]:
-    """The gates of the guarded train ops that a run fetches, or needs; each once."""
+    """The gates of the guarded train ops that a run fetches or needs, each once."""
     fetched = [gate for gate in map(gates.gate_of, elements) if gate is not None]
     return list(dict.fromkeys(fetched + sum(_waited_for(elements, graph).values(), [])))
 
@@ -378,14 +380,14 @@ def _updates_unguarded(elements: list) -> bool:
 
 
 def _name_of_step(elements: list) -> str:
-    """The name of what a run fetches that trains."""
+    """The name of the fetched element that trains."""
     return next((each for each in elements if _updates_unguarded([each])), elements[0]).name
 
 
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
-    """Whether a run without a gate is a step: it trains, or nothing shows that it does not."""
+    """Whether a run without a gate is a step: it trains, or may train."""
     needed = graphs.ancestors([op_of(element) for element in elements])
-    if gates.gates_of(graph):  # the steps are guarded; a run of the loss alone may evaluate
+    if gates.gates_of(graph):  # steps have gates; a run of the loss alone may evaluate
         return any(map(graphs.is_apply, needed))
     writes = graphs.Writes(graph)
     return loss.op in needed or any(op in writes for op in needed)

@@ -1,4 +1,4 @@
-"""What `run` says at the end of a script: which train ops were guarded, and what became of them."""
+"""What `run` prints at the end of a script: which train ops were guarded, and what happened."""
 
 import atexit
 import multiprocessing.util
@@ -26,27 +26,27 @@ class Account:
     """The account of a script's trainings.
 
     Attributes:
-      train_ops: the names of the train ops that ran guarded, and how often each did.
-      refused: by name, the train ops that cannot be guarded, and why not.
+      train_ops: the names of the train ops that ran guarded, and how often each ran.
+      refused: by name, why a train op cannot be guarded.
       actions: the actions on incidents, and how often each was taken.
       steps: how many guarded runs there were.
-      skipped: in how many of them a batch was skipped.
+      skipped: in how many of these runs the batch was skipped.
       why_skipped: the cause of the last skipped batch that was diagnosed.
-      learning_rate: the factor of the learning rate since the last rollback, if it has one.
+      learning_rate: the factor of the learning rate since the last rollback; or None.
       logdirs: by logdir with a record and bundles, the numbers of incidents and of refused saves.
       missing: by logdir, how many incidents could not be written to its record.
-      runs: how many runs of sessions are not known to train.
+      runs: how many runs of sessions were not recognized as training.
       children: how many forks and children of `multiprocessing` this process started.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
-      writing_runs: how many runs trained nothing, and were guarded because they write.
+      writing_runs: how many runs did not train, but were guarded because they write.
       refused_saves: how many saves were refused because a variable was not finite.
       not_finite: the names of those variables.
       since_nan: how many guarded runs followed the last skipped or rolled-back run that returned a
-        NaN to the script; None if none did.
-      jump: the text about a written step that was far beyond all before it; '' if there was none.
-      error: the error that ended the script; None if it came to its end.
-      saved_at_signal: the checkpoint that was saved at SIGTERM or Ctrl-C, in words; '' if none
-        came.
+        NaN to the script; None if no run returned one.
+      jump: the text about a written step with a number far beyond all earlier ones; '' if there was
+        none.
+      error: the error that ended the script; None if the script reached its end.
+      saved_at_signal: the checkpoint that was saved at SIGTERM or Ctrl-C, in words; or ''.
       has_names_of_1: whether the script runs with the names and graphs of TensorFlow 1.
       before_first: called before the first step, the first run that only writes, or the first
         refused train op is noted.
@@ -72,10 +72,10 @@ class Account:
         self.saved_at_signal = ''
         self.has_names_of_1 = False
         self.before_first: Callable[[], object] = lambda: None
-        self._without_loss: Set[str] = set()  # train ops whose loss was said to be unknown
+        self._without_loss: Set[str] = set()  # train ops that a log line named
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Says, once for each name, that something is not guarded, and why not."""
+        """Logs, once for each name, that something is not guarded, and why."""
         if name not in self.refused:
             self._note_first()
             what = getattr(error, 'of', 'train op')
@@ -83,7 +83,7 @@ class Account:
             log().error('%s %r is NOT guarded: %s', what, name, error)
 
     def say_no_loss(self, name: str, why: str) -> None:
-        """Says, once, that the loss of a train op is not known; `why` is '' if it has none."""
+        """Logs, once, that the loss of a train op is not known; `why` is '' if it has no loss."""
         if name not in self._without_loss:
             self._without_loss.add(name)
             log().warning(NOT_KNOWN, name, why or 'it computes no gradients of a loss')
@@ -98,7 +98,7 @@ class Account:
         return bool(self.train_ops or self.refused or self.writing_runs)
 
     def note_run(self, train_ops: Sequence[str]) -> None:
-        """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
+        """Notes a guarded run: a step of train ops, or of no train op if it only wrote."""
         self._note_first()
         self.steps += 1
         if self.since_nan is not None:
@@ -125,7 +125,7 @@ class Account:
         Args:
           incidents: the incidents.
           logdir: the logdir with their record, or None.
-          missing: how many of them could not be written there.
+          missing: how many incidents could not be written to the record.
         """
         last = incidents[-1]
         if last.action == Skip.action:
@@ -136,7 +136,7 @@ class Account:
             self.actions[action] = self.actions.get(action, 0) + 1
             self.learning_rate = incident.learning_rate or self.learning_rate
             if action == Rollback.action:
-                self.jump = ''  # undone
+                self.jump = ''  # the rollback undid it
         if logdir is not None:
             self._note_record(logdir, len(incidents), 'incident')
             if missing:
@@ -147,7 +147,7 @@ class Account:
         there[what] = there.get(what, 0) + number
 
     def note_child(self) -> None:
-        """Notes that this process started another, which has an account of its own."""
+        """Notes that this process started another process, which has an account of its own."""
         self.children += 1
 
     def note_saved(self, said: str) -> None:
@@ -155,17 +155,17 @@ class Account:
         self.saved_at_signal = said
 
     def note_jump(self, said: str) -> None:
-        """Notes that a step was written with a number far beyond all before it."""
+        """Notes that a step was written with a number far beyond all earlier ones."""
         self.jump = self.jump or said
 
     def note_refused_save(self, names: Sequence[str], logdir: str) -> None:
-        """Notes a save that was refused for variables of these names, and where the record is."""
+        """Notes a save that was refused for variables of these names; `logdir` has the record."""
         self.refused_saves += 1
         self.not_finite.update(dict.fromkeys(names))
         self._note_record(logdir, 1, 'refused save')
 
     def log_at_end(self) -> None:
-        """Logs the skipped steps, and a step that was far beyond all before it."""
+        """Logs the skipped steps, and a step with a number far beyond all earlier ones."""
         if self.skipped:
             told = skipped_in_words(self.skipped, self.steps, self.why_skipped)
             log().warning('%s', '\n    '.join([told + '.', *self.commands()]))
@@ -176,7 +176,7 @@ class Account:
         return '\n'.join(self.lines())
 
     def lines(self) -> List[str]:
-        """The result, a line for each fact beside it, and the next command."""
+        """The result, further facts with a line for each, and the next command."""
         told = []
         if self.train_ops or self.writing_runs:
             told.append(self._guarded() + self._saves())
@@ -186,7 +186,7 @@ class Account:
                 told.append('NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES))
             if self.saved_at_signal:
                 told.append(self.saved_at_signal)
-            is_ours = self.actions.keys() & {'raise', 'stop'}  # slimguard has ended the script
+            is_ours = self.actions.keys() & {'raise', 'stop'}  # slimguard ended the script
             if self.since_nan is not None and self.since_nan <= _SOON and not is_ours:
                 told.append(_ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step'))
         elif self.children and not self.refused and not self.own_steps:
@@ -220,14 +220,14 @@ class Account:
 
     def commands(self) -> List[str]:
         """For each logdir with a record, the command that shows what happened."""
-        told = getattr(self.error, 'logdir', None)  # the error that ended the script names it
+        told = getattr(self.error, 'logdir', None)  # names the logdir if it ended the script
         there = [logdir for logdir in self.logdirs if logdir != told and _has_record(logdir)]
         if len(there) < 2:
             return list(map(report_hint, there))
         return [report_hint(each, ' (%s)' % self._held(each)) for each in there[:_MOST_NAMES]]
 
     def _held(self, logdir: str) -> str:
-        """What a logdir's record has of this run, counted."""
+        """In words, how many incidents of this run a logdir's record has."""
         return ', '.join(_counted(n, what) for what, n in self.logdirs[logdir].items())
 
     def _saves(self) -> str:
@@ -239,7 +239,7 @@ class Account:
 
 
 class Ending:
-    """Prints the account of a script's trainings, once; a fork prints its own, if it trains.
+    """Prints the account of a script's trainings, once; a fork that trains prints its own.
 
     Args:
       seen: the account.
@@ -267,7 +267,7 @@ class Ending:
             os.register_at_fork(after_in_child=self._become_fork, after_in_parent=note_child)
 
     def say(self) -> None:
-        """Prints the account on stderr, if that is open."""
+        """Prints the account to stderr, if stderr is open."""
         is_silent = self._child and not self._seen.has_trained
         if self._has_said or os.getpid() != self._process or is_silent:
             return
@@ -288,13 +288,13 @@ class Ending:
         self._process, self._child = os.getpid(), child
 
     def _say_at_end_of_child(self) -> None:
-        # A child of `multiprocessing` may run no `atexit`, and it drops finalizers that were
-        # registered before its work began.
+        # A child of `multiprocessing` may not run `atexit`, and drops finalizers registered before
+        # its work began.
         multiprocessing.util.Finalize(None, self.say, exitpriority=-100)
 
 
 def after_stop(newest: Optional[str]) -> str:
-    """The last line of a script that did not catch the error with which 'stop' ends it.
+    """The last line of a script that did not catch the error by which 'stop' ends it.
 
     Args:
       newest: the checkpoint that the script saved last, or None.
@@ -310,7 +310,7 @@ def after_stop(newest: Optional[str]) -> str:
 
 
 _RATE = '; learning rate x%g since the last rollback'
-# A script may check a loss one step after the step that it is of.
+# A script may check a loss one step later.
 _SOON = 1
 _ENDED_AT_NAN = (
     'the script ended %s after it had fetched a NaN of a bad step, whose update was not applied. '

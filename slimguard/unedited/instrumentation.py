@@ -1,6 +1,6 @@
-"""`instrument`, for code that is not edited.
+"""`instrument`: guards code that is not edited.
 
-Everything that the code then builds and trains is guarded:
+It guards everything that the code then builds and trains:
 
     with slimguard.instrument(on_nan='skip'):
         import train_mobilenet            # calls slim.learning.create_train_op and train
@@ -32,28 +32,28 @@ def instrument(
     spike: AnySpike = None,
     history: int = STEPS,
 ) -> 'Instrumentation':
-    """Guards every training from here on, in code that knows nothing of slimguard.
+    """Guards every training from here on, in code that does not use slimguard.
 
-    Each update that a session runs is checked before it is written, in any loop,
-    `slim.learning.train` among them. After a bad step the policy acts:
+    Each update that a session runs is checked before it is written, in any loop, including
+    `slim.learning.train`. After a bad step the policy acts:
 
     * 'raise': `Session.run` raises `NanLossError`.
     * 'stop': `Session.run` raises `tf.errors.OutOfRangeError`, as at the end of an input.
     * 'skip': `Session.run` returns the values of the bad step, whose update was not applied.
-    * 'rollback': a snapshot comes back, or the newest finite checkpoint that the code's own `Saver`
+    * 'rollback': restores a snapshot, or the newest finite checkpoint that the code's own `Saver`
       wrote, or the state before the first step.
 
     A `Saver` refuses a save that is not finite, a `NanTensorHook` leaves a guarded training to the
-    policy, and histogram summaries leave out values that are not finite. The log names, once, each
+    policy, and histogram summaries leave out values that are not finite. The log names once each
     update that cannot be guarded.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
       max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
-        `slimguard.guard` says what it does not help against.
+        `slimguard.guard` says what this limit cannot prevent.
       logdir: the directory for the record of incidents and the bundles, a str, bytes or
-        `os.PathLike`. Default: the directory of the code's checkpoints or summaries; or, if it has
-        neither before the first incident, a new folder in `slimguard-logs`.
+        `os.PathLike`. Default: the directory of the code's checkpoints or summaries; if the code
+        has written neither before the first incident, a new folder in `slimguard-logs`.
       capture: whether to keep the values that a bad step drew, to look for the cause, and to write
         a bundle, as `train` does.
       max_bundles: how many bundles there may be in one folder.
@@ -99,7 +99,7 @@ _USUAL = TrainingSettings(ends_job=False, history=STEPS)
 
 
 def is_active() -> bool:
-    """Whether `instrument` was called, and nobody has undone it."""
+    """Whether `instrument` is in force."""
     return _active is not None
 
 

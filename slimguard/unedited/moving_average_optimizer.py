@@ -12,8 +12,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
 
     A checkpoint of its `swapping_saver` has the average of a variable under the variable's own
     name, so an evaluation that restores the checkpoint with a plain saver uses the averages. To
-    resume training from it, use the `swapping_saver` again, which puts each value back in its
-    place:
+    resume training from it, restore it by the `swapping_saver`, which swaps the values back:
 
         optimizer = tf.contrib.opt.MovingAverageOptimizer(tf.train.AdamOptimizer())
         train_op = slim.learning.create_train_op(loss, optimizer)
@@ -37,7 +36,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
         self._optimizer = opt
         self._averages = tf1.train.ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._sequential_update = sequential_update
-        # The op name of each variable by that of its average, and the other way round.
+        # Maps the op name of a variable to the op name of its average, and the other way round.
         self._swapped: Optional[Dict[str, str]] = None
 
     def compute_gradients(self, *args, **kwargs):
@@ -56,7 +55,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
             self._swapped[average.op.name] = variable.op.name
         return tf1.group(update, averaging, name='train_with_avg')
 
-    # The slots are those of the optimizer inside.
+    # The slots belong to the wrapped optimizer.
 
     def get_slot(self, var, name):
         return self._optimizer.get_slot(var, name)
@@ -70,7 +69,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
     def swapping_saver(
         self, var_list: Any = None, name: str = 'swapping_saver', **kwargs
     ) -> tf1.train.Saver:
-        """A Saver that has each trained variable and its moving average change places.
+        """A Saver that swaps each trained variable and its moving average.
 
         Call it after `minimize` or `apply_gradients`, once all variables exist.
 
@@ -81,8 +80,8 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
 
         Raises:
           RuntimeError: if no gradients were applied yet.
-          ValueError: if `var_list` has a variable and not its average, or the other way round, or
-            slices of a partitioned variable.
+          ValueError: if `var_list` has a variable without its average, or an average without its
+            variable, or slices of a partitioned variable.
         """
         if self._swapped is None:
             raise RuntimeError(
@@ -100,7 +99,7 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
         return tf1.train.Saver(swapped, name=name, **kwargs)
 
     def _other(self, variable: Any, there: Dict[str, Any]) -> Any:
-        """The variable that is saved in place of this one: itself, if it has no average."""
+        """The variable to save in place of `variable`: the same one if it has no average."""
         assert self._swapped is not None
         name = variable.op.name
         other = self._swapped.get(name, name)

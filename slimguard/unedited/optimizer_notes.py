@@ -1,11 +1,11 @@
-"""Notes the losses that a script differentiates, their gradients, and the updates made of these.
+"""Notes the losses that a script differentiates, their gradients, and the updates by them.
 
-A graph alone shows only the updates by kernels of optimizers, and no losses. An optimizer of the
-script's own may use ``assign`` instead of a kernel, and a script may write
+The graph itself shows only updates by kernels of optimizers, and shows no losses. An optimizer of
+the script's own may use ``assign`` instead of a kernel, and a script may write
 ``w.assign_sub(rate * gradient)`` itself.
 
-Gradients that a `tf.GradientTape` makes, or that are made inside a function, are not noted. Updates
-by such gradients are guarded like any value that a script computes
+It does not note gradients that a `tf.GradientTape` makes, or that are made inside a function.
+Updates by such gradients are guarded like other values that a script computes
 (:mod:`slimguard.unedited.own_updates`).
 """
 
@@ -24,12 +24,12 @@ from slimguard.graph.sessions import Inside
 from slimguard.system import texts
 from slimguard.unedited.patches import Patches
 
-# How many losses a line names if it is not known whether they count as one.
+# How many losses a log line names if it is not known whether they count as one loss.
 _MOST_NAMES = 3
 
 
 class Differentiated(NamedTuple):
-    """A loss, the ops that return its gradients, and the variables of these, by `_variable_of`."""
+    """A loss, the ops that return its gradients, and keys (`_variable_of`) of the variables."""
 
     loss: tf.Tensor
     gradients: List[tf.Operation]
@@ -53,14 +53,14 @@ class OptimizerNotes:
         return kept_on(graph, 'losses', list)
 
     def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
-        """The loss that a train op trains; None if it has none, or if `why_unknown` says why not.
+        """The loss that a train op trains; None if it has no loss, or if `why_unknown` says why.
 
-        If several losses train the same variables, such as those of replicas, it is their mean,
-        for which ops are added to the graph.
+        If several losses train the same variables, such as the losses of replicas, this is their
+        mean, computed by new ops.
 
         Args:
           train_op: the train op.
-          fed: the tensors computed within the step that its runs feed.
+          fed: the computed tensors that runs of the step feed.
 
         Returns:
           A floating Tensor of shape [].
@@ -69,18 +69,18 @@ class OptimizerNotes:
         return mean_of(losses) if losses and not why_unknown else None
 
     def why_unknown(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> str:
-        """Why a train op's loss is not known; '' if it is known, or if there is none at all."""
+        """Why a train op's loss is not known; '' if it is known, or if the train op has no loss."""
         return self._losses_of(train_op, fed)[1]
 
     def _losses_of(
         self, train_op: TrainOp, fed: Sequence[tf.Tensor]
     ) -> Tuple[List[tf.Tensor], str]:
-        """The losses that a train op trains, and why they do not count as its loss, or ''."""
+        """The losses that a train op trains, and why they are not its loss ('' if they are)."""
         needed = set(graphs.ancestors_beyond(fed, [op_of(train_op)]))
         noted = self.losses(train_op.graph)
         noted = [each for each in noted if not needed.isdisjoint(each.gradients)]
         if len(noted) > 1:
-            # A gradient that a loss is computed from, such as that of a penalty, trains nothing.
+            # A gradient from which a loss is computed, such as a gradient penalty, trains nothing.
             within = [set(graphs.ancestors([each.loss.op])) for each in noted]
             noted = [e for e in noted if all(ops.isdisjoint(e.gradients) for ops in within)]
         losses = list({key(each.loss): each.loss for each in noted}.values())
@@ -91,14 +91,14 @@ class OptimizerNotes:
         for loss in losses:
             if not graphs.is_seen_from(loss, op_of(train_op)):
                 return losses, '%s is made inside of a loop or branch' % loss.op.name
-            # An update may need less than the value of its loss does: it may do without a
+            # An update may need fewer inputs than the value of its loss: perhaps it does not need a
             # placeholder, a batch, or a write that the loss waits for.
             if not _inputs_of(loss, fed) <= needed:
                 return losses, '%s needs an input that the update does not need' % loss.op.name
         return losses, ''
 
     def losses_that_write(self, train_op: TrainOp) -> List[tf.Tensor]:
-        """The losses that wait for writes which a run of the train op alone does not make."""
+        """The losses that wait for writes that a run of only the train op does not make."""
         needed = set(graphs.ancestors([op_of(train_op)]))
         writes = graphs.Writes(train_op.graph)
         losses, why_unknown = self._losses_of(train_op, ())
@@ -109,14 +109,13 @@ class OptimizerNotes:
         ]
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
-        """What `apply_gradients` returned, in order."""
+        """The results of `apply_gradients`, in order."""
         return kept_on(graph, 'updates', list)
 
     def writes_of_gradients(self, graph: tf.Graph) -> List[tf.Operation]:
         """The ops that write values computed from a gradient, in the order they were made.
 
-        This includes gradients that are summed up in a run of their own, and the writes of an
-        optimizer.
+        This includes writes that add up gradients in a separate run, and an optimizer's writes.
         """
         waiting: List[tf.Operation] = list(kept_on(graph, 'gradients', list))
         seen = set(waiting)
@@ -129,17 +128,18 @@ class OptimizerNotes:
         return sorted(filter(writes.variables, theirs), key=tf_private.number_of)
 
     def written_by_hand(self, graph: tf.Graph) -> List[tf.Operation]:
-        """Those of `writes_of_gradients` that belong to no optimizer's update."""
+        """The `writes_of_gradients` that belong to no optimizer's update."""
         theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))
         written = self.writes_of_gradients(graph)
         return [op for op in written if op not in theirs and not graphs.is_apply(op)]
 
     def has_functions(self, graph: tf.Graph) -> bool:
-        """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""
+        """Whether functions of a graph hold updates; branches of a v2 `tf.cond` are functions."""
         return bool(kept_on(graph, 'functions', list))
 
     def _compute_gradients(self, original, optimizer, *args, **kwargs):
-        # Only the outermost call is noted: an optimizer may give another one a scaled loss.
+        # Only the outermost call is noted: an optimizer may pass a scaled loss to another
+        # optimizer.
         with self._inside:
             computed = original(optimizer, *args, **kwargs)
         if not self._inside:
@@ -157,7 +157,7 @@ class OptimizerNotes:
         return computed
 
     def _note(self, losses: Sequence[Any], computed: Sequence[Tuple[Any, Any]]) -> None:
-        """Notes `computed`, pairs of a gradient and its variable, and the losses behind them."""
+        """Notes `computed`, pairs of a gradient and its variable, and their losses."""
         if tf.executing_eagerly():
             return
         known = [(gradient.op, by) for gradient, by in computed if gradient is not None]
@@ -173,7 +173,7 @@ class OptimizerNotes:
     def _apply_gradients(self, original, optimizer, *args, **kwargs):
         made = original(optimizer, *args, **kwargs)
         if not tf.executing_eagerly():
-            # SyncReplicasOptimizer returns a variable, if variables are resources.
+            # SyncReplicasOptimizer returns a variable if variables are resources.
             self._note_update(made.op if isinstance(made, tf.Variable) else made)
         return made
 
@@ -187,12 +187,12 @@ class OptimizerNotes:
 
 
 def _data_of(op: tf.Operation) -> Sequence[tf.Tensor]:
-    """An op's inputs, but not the condition of a Switch, which is part of no value."""
+    """An op's inputs without the condition of a Switch, which is no part of the value."""
     return op.inputs[:1] if op.type in SWITCHES else op.inputs
 
 
 def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
-    """The ops that compute from a tensor's values; none for a handle, which holds no values."""
+    """The ops that compute from a tensor's values; [] for a handle, which holds no values."""
     if tensor.dtype in (tf.variant, tf.resource):
         return []
     wanted = key(tensor)
@@ -204,7 +204,7 @@ def _flat(given: Any) -> List[Any]:
 
 
 def _unscaled(loss: Any) -> Any:
-    """A loss without its scale: a variable by which the script later divides the gradients."""
+    """A loss without its scale, that is, a variable that the script later divides gradients by."""
     if isinstance(loss, tf.Tensor) and loss.op.type == 'Mul':
         others = [each for each in loss.op.inputs if graphs.variable_read(each) is None]
         return others[0] if len(others) == 1 else loss
@@ -212,9 +212,9 @@ def _unscaled(loss: Any) -> Any:
 
 
 def _variable_of(given: Any) -> Any:
-    """A key of the variable that a gradient is taken by: its op, if it has one.
+    """A key for the variable of a gradient: its op, if it has one.
 
-    A variable that a `tf.distribute` strategy mirrors counts as that of the first replica.
+    For a variable that a `tf.distribute` strategy mirrors, it is the first replica's variable.
     """
     if isinstance(given, tf.Tensor):
         return graphs.variable_read(given) or given.op
@@ -223,7 +223,7 @@ def _variable_of(given: Any) -> Any:
 
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
-    """The ops behind a tensor that are placeholders, write, or draw batches or random numbers."""
+    """The ops behind a tensor that write, are placeholders, or draw batches or random numbers."""
     needed = graphs.ancestors_beyond(fed, [tensor.op])
     writes = graphs.Writes(tensor.graph)
     return {
@@ -232,7 +232,7 @@ def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:
-    """The graph that a session runs, in which the graph of a function is nested."""
+    """The graph that a session runs; the graph of a function is nested in it."""
     while getattr(graph, 'outer_graph', None) is not None:
         graph = graph.outer_graph
     return graph

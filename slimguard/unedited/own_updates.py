@@ -1,9 +1,8 @@
-"""Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
+"""Updates that a script makes itself, in runs that do not train: `OwnUpdates`.
 
 Examples are `session.run(mean.assign(...))` for a running mean, a normalized weight, a loss scale
-that is doubled, a gradient that was fetched and is fed again. Every update that computes its value
-goes through a gate. A write that only copies a value, or sets a variable to a fed value, computes
-nothing, and is not guarded.
+that is doubled, a gradient that was fetched and is fed again. Every write of a computed value goes
+through a gate. A write of a copied or a fed value is not guarded.
 """
 
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
@@ -22,8 +21,8 @@ from slimguard.system import texts
 from slimguard.unedited.patches import kept_on
 from slimguard.unedited.shared_updates import each_once, is_ours
 
-# The most updates built after the first gate that are guarded. A gate has many ops, and TensorFlow
-# reads the whole graph before it runs a new op.
+# At most this many updates that are built after the first gate are guarded. A gate has many ops,
+# and TensorFlow reads the whole graph before it runs a new op.
 _MOST_LATE = 50
 
 
@@ -31,7 +30,7 @@ class UnguardedUpdateError(ValueError):
     """An update of the script is not guarded.
 
     Args:
-      why: why not.
+      why: why it is not guarded.
       names: the names of the variables that it writes.
 
     Attributes:
@@ -46,7 +45,7 @@ class UnguardedUpdateError(ValueError):
 
 
 class OwnUpdates:
-    """Guards, in one graph, the writes of runs that train nothing.
+    """Guards, in one graph, the writes of runs that do not train.
 
     Args:
       graph: the graph.
@@ -64,13 +63,14 @@ class OwnUpdates:
     ) -> List[TrainOp]:
         """The fetched elements of a run whose writes need a gate.
 
-        If one writes a computed value to a table, or to a variable that is not local, these are all
-        elements that write. So the others, such as a count of batches or a copy of the batch, are
-        written with it or not at all. Local variables, such as a metric's, are in no checkpoint.
+        If one element writes a computed value to a table or to a variable that is not local, all
+        elements that write need the gate. So the others, such as a count of batches or a copy of
+        the batch, are written together with it or not at all. Local variables, such as a metric's,
+        are in no checkpoint.
 
         Args:
           elements: the fetched elements, none of which trains.
-          fed: tensors computed within the step that the run feeds.
+          fed: the computed tensors that the run feeds.
         """
         once = [each for each in each_once(elements) if not is_ours(each)]
         updates = _Updates(self._graph)
@@ -83,8 +83,8 @@ class OwnUpdates:
         """As `guard_writes`.
 
         Raises:
-          UnguardedUpdateError: if something that they write can be neither held back nor put back,
-            or if the script keeps building updates between its runs.
+          UnguardedUpdateError: if one of their writes can be neither held back nor undone, or if
+            the script keeps building updates between its runs.
         """
         step = graphs.ancestors_beyond(fed, map(op_of, elements))
         updates = _Updates(self._graph)
@@ -104,7 +104,7 @@ class OwnUpdates:
 
 
 def written_in(elements: Iterable[TrainOp], graph: tf.Graph) -> List[tf.Operation]:
-    """The ops of the variables that a run of some elements writes."""
+    """The ops of the variables that a run of `elements` writes."""
     writes = graphs.Writes(graph)
     step = graphs.ancestors([op_of(each) for each in elements])
     return list(dict.fromkeys(variable for op in step for variable in writes.variables(op)))
@@ -146,7 +146,7 @@ class _Updates:
         return [op for op in step if self._kept_of(op) or _inserts(op)]
 
     def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
-        """The ops of variables and tables that get computed values; none in an initializing run."""
+        """The ops of variables and tables that get computed values; [] in an initializing run."""
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
@@ -156,11 +156,11 @@ class _Updates:
         return variables
 
     def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
-        """The variables that an op writes, without local ones."""
+        """The variables that an op writes, except local variables."""
         return [each for each in self._writes.variables(op) if each not in self._local]
 
     def _computes(self, write: tf.Operation) -> bool:
-        """Whether the written value is computed, and not only passed on."""
+        """Whether a write computes its value, and does not only pass it on."""
         if graphs.changes_value(write) or self._writes.is_opaque(write):
             return True
         made_of = graphs.ancestors(self._values_of(write), graphs.makers_of)
@@ -184,7 +184,7 @@ def _is_float(written: tf.Operation) -> bool:
 
 
 def _passes_on(op: tf.Operation) -> bool:
-    """Whether an op computes no floats: it returns its inputs, or is a source without any."""
+    """Whether an op computes no floats: it returns its inputs, or has no inputs."""
     if not any(map(graphs.is_float, op.outputs)) or not op.inputs:
         return True
     return graphs.is_variable_read(op) or op.type in _PASS_ON or graphs.is_random(op)

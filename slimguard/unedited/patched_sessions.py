@@ -1,8 +1,8 @@
-"""Sessions of a script that knows nothing of slimguard: each run that trains goes through a gate.
+"""Sessions of a script that does not use slimguard: each run that trains goes through a gate.
 
-Every loop calls `tf.compat.v1.Session.run`: a plain one, that of a MonitoredSession, of a
-Supervisor, of an Estimator. There :mod:`train_steps` finds the fetched elements that train, and
-:mod:`script_session` runs their gates instead, and acts by policy.
+Every loop calls `tf.compat.v1.Session.run`: a plain loop, or the loop of a MonitoredSession, a
+Supervisor or an Estimator. In this call :mod:`train_steps` finds the fetched elements that train,
+and :mod:`script_session` runs their gates instead, and applies the policy.
 """
 
 import functools
@@ -56,8 +56,8 @@ _NO_CALLABLE = (
 
 def _operations_of(original: Callable, graph: tf.Graph) -> List[tf.Operation]:
     # `tf.add_check_numerics_ops` adds a check to every float tensor of a graph, and returns an op
-    # that waits for all. It must not see ours: some have no value in most runs (a branch that is
-    # not taken, a queue that is filled for an incident only), so it would wait for ever.
+    # that waits for all checks. It must not see our tensors: some have no value in most runs (a
+    # branch that is not taken, a queue that only an incident fills), so it would wait forever.
     operations = original(graph)
     if tf_callers.checks_numerics():
         return [op for op in operations if not op.name.startswith(graphs.OURS)]
@@ -79,7 +79,7 @@ class PatchedSessions:
     def __init__(self, on_nan: OnNan, settings: TrainingSettings):
         self.seen = Account()
         self._lock = threading.RLock()
-        logdir: Any = settings.logdir  # which is a str by now
+        logdir: Any = settings.logdir  # a str by now
         self.files = ScriptFiles(logdir, self._lock, self.seen)
         self._on_nan, self._settings = on_nan, settings
         seconds = settings.preemption_seconds
@@ -114,8 +114,8 @@ class PatchedSessions:
         if OWN_WORK:
             return
         note_opened(session)
-        # Signals are handled from here on: the steps may run in other threads, which cannot install
-        # handlers. A `slimguard.train` that makes this session has installed them already.
+        # Handle signals from here on: the steps may run in other threads, which cannot install
+        # handlers. If `slimguard.train` makes this session, it has installed its handlers already.
         self._signals.enter_if_first()
 
     @with_short_traceback
@@ -134,7 +134,7 @@ class PatchedSessions:
         return self._signals.run_step(session, *given)
 
     def release(self) -> None:
-        """Restores signal handlers; gates of sessions that go on print or raise for bad steps."""
+        """Restores signal handlers; in sessions that go on, gates print or raise for bad steps."""
         for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 watched.release()
@@ -142,7 +142,8 @@ class PatchedSessions:
         self.seen.log_at_end()
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        # With a `feed_list`, TensorFlow's callable calls the guarded `run`; without, it goes past.
+        # With a `feed_list`, TensorFlow's callable calls the guarded `run`; without one, it
+        # bypasses `run`.
         is_below = feed_list is None and not OWN_WORK
         step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:
@@ -172,16 +173,16 @@ class PatchedSessions:
         return original(graph)
 
     def _export(self, original, *args, **kwargs):
-        # Any thread may export, such as a Supervisor's. TensorFlow fails if another thread is just
-        # making an op, which the graph lists before it is complete.
+        # Any thread may export the graph, such as a Supervisor's. TensorFlow fails if another
+        # thread is making an op, since the graph lists the op before it is complete.
         with self._lock:
             return original(*args, **kwargs)
 
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
         """Leaves a guarded training to the policy.
 
-        A run that is no step may still fetch the loss of a bad batch, as in a GAN's Estimator,
-        whose train ops run in hooks. Then the hook acts if the first policy is 'raise' or 'stop'.
+        A run that is no step may still fetch the loss of a bad batch: in a GAN's Estimator, train
+        ops run in hooks. Then the hook acts if the first policy is 'raise' or 'stop'.
         """
         session = run_context.session
         if self._step_of(session, run_context.original_args.fetches) is not None:
@@ -211,9 +212,9 @@ class PatchedSessions:
     def _step_with_values(
         self, session, fetches, fed: Sequence[tf.Tensor]
     ) -> Optional[GuardedStep]:
-        """The step that a run is, without the writes that give variables their first values.
+        """The step that a run makes, without the writes that give variables their first values.
 
-        A variable without a value cannot be copied, so a gate could not put it back.
+        A variable without a value cannot be copied, so a gate could not restore it.
         """
         step = self._step_of(session, fetches, fed)
         if step is None or not step.written:
@@ -228,7 +229,7 @@ class PatchedSessions:
         return self._step_of(session, fetches, fed, gives_first=True)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
-        known = kept_on(graph, 'steps', dict)  # by the PatchedSessions in force
+        known = kept_on(graph, 'steps', dict)  # keys: the PatchedSessions in force
         steps = known.get(self)
         if steps is None:
             if self._learning_rate is not None:
@@ -239,7 +240,7 @@ class PatchedSessions:
         return steps
 
     def _capture(self, training: Training, step: GuardedStep) -> None:
-        """Makes a step keep its drawn values, before it runs for the first time in a session."""
+        """Makes a step keep its drawn values; call it before the step first runs in a session."""
         graph = op_of(step.gates[0].train_op).graph
         with self._lock, tf_private.unfinalized(graph):
             training.capture(*step.gates)
@@ -249,13 +250,13 @@ class PatchedSessions:
             watched = self._sessions.get(session)
             if watched is None:
                 graph = session.graph
-                # The gates have the limit; where the script saves will be known only later.
+                # The gates have `max_loss`. Where the script saves is not known yet.
                 own = self._settings._replace(max_loss=None, logdir=None)
                 training = Training(
                     own,
                     is_open=True,
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
-                    evidence=kept_on(graph, 'evidence', dict),  # shared by all its sessions
+                    evidence=kept_on(graph, 'evidence', dict),  # for all sessions of the graph
                     summaries=self._summaries.of(session),
                     makes_sessions=False,
                 )

@@ -19,7 +19,7 @@ class Patches:
 
         Args:
           owner: the class.
-          name: the method's name; a parent class that has it keeps its own.
+          name: the method's name; the methods of parent classes stay.
           around: called with the original function and its arguments, `self` among them.
         """
         original = getattr(owner, name)
@@ -37,7 +37,7 @@ class Patches:
         setattr(owner, name, new)
 
     def wrap_in_all(self, base: type, name: str, around: Callable) -> None:
-        """Does the same in a class and in all its subclasses that define it, also later ones."""
+        """As `wrap`, in a class and in all present and later subclasses that define the method."""
         for owner in _with_subclasses(base):
             if name in vars(owner):
                 self.wrap(owner, name, around)

@@ -1,8 +1,8 @@
 """Runs a script, or a module, as ``python`` itself would, and guards it and its children.
 
 A fork inherits the guard. A child that `multiprocessing` spawns, or that a fork server makes, does
-not: it gets the `RunOptions` with the data by which `multiprocessing` prepares it. Such a child is
-guarded just before it imports TensorFlow, if it does.
+not inherit it: it gets the `RunOptions` with the data by which `multiprocessing` prepares it. If
+such a child imports TensorFlow, it is guarded just before.
 
 Imports TensorFlow only to guard.
 """
@@ -32,12 +32,12 @@ from slimguard.system.user_code import (
 )
 from slimguard.unedited import tf1_names
 
-if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
+if TYPE_CHECKING:  # it imports TensorFlow; a child decides itself
     from slimguard.unedited.patches import Patches
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _RUNPY = runpy.run_path.__code__.co_filename
-# Files that the script's traceback leaves out: they would not be there under plain Python.
+# Files that the script's traceback leaves out, since plain Python would not have their frames.
 _ALWAYS_HIDDEN = (
     *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_table.py', 'run.py')),
     _RUNPY,
@@ -50,14 +50,14 @@ _left: List[Dict[str, Any]] = []
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Does what ``python path arguments`` does. Exceptions of the script are raised."""
+    """Does what ``python path arguments`` does. Raises the script's exceptions."""
     sys.argv[:] = [path] + list(arguments)
     if sys.version_info >= (3, 9):
         path = os.path.abspath(path)
     if pkgutil.get_importer(path) is None:
         _set_first_path(os.path.dirname(os.path.realpath(path)))
     elif not getattr(sys.flags, 'safe_path', False):
-        del sys.path[0]  # a folder, or a zip file: runpy puts it there
+        del sys.path[0]  # the entry that runpy adds for a folder or a zip file
     _execute(lambda: runpy.run_path(path, run_name='__main__'))
 
 
@@ -70,7 +70,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _set_first_path(folder: str) -> None:
-    if not getattr(sys.flags, 'safe_path', False):  # python -P puts no folder there
+    if not getattr(sys.flags, 'safe_path', False):  # python -P adds no folder
         sys.path[0] = folder
 
 
@@ -86,9 +86,9 @@ def _execute(run: Callable[[], Dict[str, Any]]) -> None:
 
 
 def note_interrupt(error: KeyboardInterrupt) -> None:
-    """Makes another Ctrl-C end the process with one line, while it ends by `error`.
+    """While the process ends by `error`, makes another Ctrl-C end it with one line.
 
-    If no script has begun, so that `error` comes from none, ends the process at once.
+    If no script has begun, ends the process at once.
     """
     if _RUNPY not in map(file_of, frames_of(error.__traceback__)):
         _end_by_ctrl_c('Ctrl-C')
@@ -97,9 +97,9 @@ def note_interrupt(error: KeyboardInterrupt) -> None:
 
 
 def _end_by_ctrl_c(line: str) -> None:
-    """Ends the process as a Ctrl-C does that nobody handles, so that its exit status tells."""
+    """Ends the process as an unhandled Ctrl-C does, so that the exit status shows it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with contextlib.suppress(OSError):  # not print: the signal may have interrupted one
+    with contextlib.suppress(OSError):  # not print: the signal may have interrupted a print
         os.write(2, ('slimguard: %s\n' % line).encode())
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -107,7 +107,7 @@ def _end_by_ctrl_c(line: str) -> None:
 def _hide_our_frames() -> None:
     """Makes the traceback that Python is about to print begin in the script.
 
-    The exception itself stays the same, so the interpreter ends as after any other.
+    The exception stays the same, so the interpreter ends as after any exception.
     """
     show = sys.excepthook
 
@@ -121,8 +121,8 @@ def _hide_our_frames() -> None:
 
 
 def _drop_hidden_frames(error: BaseException) -> None:
-    """Removes our frames from the tracebacks of an exception and of those that led to it."""
-    seen = set()  # of ids: a chain may lead back to where it began
+    """Removes our frames from the tracebacks of an exception and of the exceptions behind it."""
+    seen = set()  # ids: a chain may be a circle
     shown: Optional[BaseException] = error
     while shown is not None and id(shown) not in seen:
         seen.add(id(shown))
@@ -141,12 +141,12 @@ def _drop_hidden_frames(error: BaseException) -> None:
 
 
 class RunOptions(NamedTuple):
-    """The options for guarding a script, as plain values that another process can be given.
+    """The options for guarding a script, as plain values that can be sent to another process.
 
     Attributes:
       tf1: whether scripts get the names of TensorFlow 1.
       quiet: whether only errors are logged.
-      arguments: those of `slimguard.instrument`, by name.
+      arguments: the arguments of `slimguard.instrument`, by name.
     """
 
     tf1: bool
@@ -154,12 +154,12 @@ class RunOptions(NamedTuple):
     arguments: Dict[str, Any]
 
     def guard(self, lent: contextlib.ExitStack, is_spawned: bool = False) -> Any:
-        """Guards trainings in this process from here on; at its end the process prints a last line.
+        """Guards trainings in this process from here on; at its end the process prints the result.
 
         Call it before TensorFlow is imported.
 
         Args:
-          lent: undoes, when it is closed, the changes to the process.
+          lent: undoes the changes to the process when it is closed.
           is_spawned: whether a guarded process has spawned this one.
 
         Returns:
@@ -168,7 +168,7 @@ class RunOptions(NamedTuple):
         if self.tf1:
             lent.callback(tf1_names.uninstall)
             tf1_names.install()
-        # These import TensorFlow, and the names of version 1 must be there before.
+        # These import TensorFlow, and the names of version 1 must be there first.
         from slimguard.unedited import ending, script_session
         from slimguard.unedited import instrumentation as instrumentations
         from slimguard.unedited.patches import Patches
@@ -180,7 +180,7 @@ class RunOptions(NamedTuple):
         if not is_the_callers:
             lent.callback(instrumentation.uninstrument)
         seen = instrumentation.sessions.seen
-        # Printed after everything else, even a traceback.
+        # It prints after everything else, even a traceback.
         ending.Ending(seen).register(is_spawned)
         patches = Patches()
         lent.callback(patches.undo)
@@ -194,7 +194,7 @@ class RunOptions(NamedTuple):
 
 
 def quieted(lent: contextlib.ExitStack) -> None:
-    """Until `lent` is closed, logs only errors, and where the last good state is saved."""
+    """Until `lent` is closed, only errors are logged, and where the last good state is saved."""
     from slimguard.training.stop_signals import SAVED_BY_SIGNAL
     from slimguard.training.training import SAVED
 
@@ -215,19 +215,19 @@ def _guard_child(options: RunOptions) -> None:
 # `multiprocessing` sends a child a dictionary; the child reads the keys that it knows.
 _KEY = 'slimguard'
 _TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
-# The name under which `multiprocessing` begins a fork server, which runs no code of the script.
+# How `multiprocessing` names a fork server when it begins; it runs no code of the script.
 _OF_A_FORK_SERVER = 'ignore'
 
 
 def hand_on(
     patches: 'Patches', guard: Callable[[], object], note: Callable[[], object] = lambda: None
 ) -> None:
-    """Guards the children that `multiprocessing` spawns, too, until the patches are undone.
+    """Also guards the children that `multiprocessing` spawns, until the patches are undone.
 
     Args:
       patches: notes the replacements.
-      guard: guards the process in which it is called; it is pickled for each child.
-      note: called here for each child.
+      guard: guards the process that calls it; pickled for each child.
+      note: called in this process for each child.
     """
     original = spawn.get_preparation_data
 
@@ -242,7 +242,7 @@ def hand_on(
 
 
 class _Guard:
-    """When a child unpickles it, the child will be guarded once it imports TensorFlow."""
+    """A child that unpickles this is guarded once it imports TensorFlow."""
 
     def __init__(self, guard: Callable[[], object]):
         self._guard = guard
@@ -263,6 +263,6 @@ def before_tensorflow(guard: Callable[[], object]) -> None:
         if builtins.__import__ is import_after_guard:
             builtins.__import__ = original
         guard()
-        return builtins.__import__(name, *args, **kwargs)  # may be the TensorFlow 1 names
+        return builtins.__import__(name, *args, **kwargs)  # perhaps with TensorFlow 1's names
 
     builtins.__import__ = import_after_guard

@@ -1,4 +1,4 @@
-"""Notes where a script saves, from its calls of TensorFlow, and checks what it saves.
+"""Notes by calls of TensorFlow where a script saves, and checks what it saves.
 
 A script may train several models, in turns or one after the other, as a search for hyperparameters
 does. So the notes on a model are kept on its graph.
@@ -33,7 +33,7 @@ class ScriptFiles:
     Args:
       logdir: the folder for records and bundles; None for the folder where the script saves.
       lock: held around saves, since a Supervisor saves from a thread of its own.
-      seen: the account, which knows the guarded steps and notes refused saves.
+      seen: the account; it knows the guarded steps, and notes refused saves.
 
     Attributes:
       newest: the last saved checkpoint with a whole state, of any graph; or None.
@@ -55,11 +55,11 @@ class ScriptFiles:
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
 
     def logdir_for_record(self, graph: tf.Graph) -> str:
-        """The folder for a record: a folder of its own while the script has saved nothing."""
+        """The folder for a record; a new folder as long as the script has saved nothing."""
         return self._given or folder_of(graph) or self._fallback.path()
 
     def is_settled(self, graph: tf.Graph) -> bool:
-        """Whether the folder of records is final: it was given, or is where the script saves."""
+        """Whether the folder of records is final, since it was given or the script saves there."""
         return (self._given or _folder_of_checkpoints(graph)) is not None
 
     def saves_of(self, graph: tf.Graph) -> ScriptSaves:
@@ -67,8 +67,8 @@ class ScriptFiles:
         return kept_on(graph, 'saves', lambda: ScriptSaves(lambda: self._seen.train_ops))
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
-        # A FiniteSaver calls the saver that it wraps with a SavingSession. A signal handler may
-        # save in the middle of that, with the script's session; that save is checked as well.
+        # A FiniteSaver calls the saver that it wraps with a SavingSession. In the middle of this
+        # call a signal handler may save with the script's session; check that save as well.
         if self._inside and isinstance(sess, SavingSession):
             return original(saver, sess, save_path, *args, **kwargs)
         with self._inside:
@@ -96,7 +96,7 @@ class ScriptFiles:
             self._note_earlier(saver, sess.graph, files.as_path(path, 'save_path'))
 
     def _note_earlier(self, saver: tf1.train.Saver, graph: tf.Graph, restored: str) -> None:
-        """Notes the checkpoints of an earlier run, up to the one from which the script resumes."""
+        """Notes an earlier run's checkpoints, up to the checkpoint that the script resumes from."""
         if self.saves_of(graph).newest or not _restores_all(saver, graph, restored):
             return
         try:
@@ -111,8 +111,8 @@ class ScriptFiles:
             self.saves_of(graph).note_restored(saver, known, size)
             folder = os.path.dirname(restored)
             if files.is_dir(os.path.join(folder, 'slimguard')):
-                # A guarded training kept its record there. Any other folder may belong to somebody
-                # else.
+                # A guarded training kept its record in this folder. Other folders may belong to
+                # somebody else.
                 kept_on(graph, 'resumed_in', lambda: folder)
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
@@ -135,7 +135,7 @@ class ScriptFiles:
 
 
 def folder_of(graph: tf.Graph) -> Optional[str]:
-    """The folder of a graph's checkpoints, or else of the first writer of summaries made in it."""
+    """The folder of a graph's checkpoints, or else of its first summary writer."""
     return _folder_of_checkpoints(graph) or kept_already(graph, 'written_in')
 
 
@@ -144,7 +144,7 @@ def _folder_of_checkpoints(graph: tf.Graph) -> Optional[str]:
 
 
 def _good_for(save_path: Any) -> Any:
-    """The checkpoint to restore: the one that is asked for, unless that is the newest and bad.
+    """The checkpoint to restore: `save_path`, unless this is the newest checkpoint and bad.
 
     If the newest checkpoint of a folder is damaged or not finite, the newest good one takes its
     place, and a log line says so. No file is changed.
@@ -159,7 +159,7 @@ def _good_for(save_path: Any) -> Any:
         if inspection.is_good:
             return save_path
         good = checkpoint_reader.latest_finite_checkpoint(folder)
-    except OSError:  # it cannot be read: the restore will say why
+    except OSError:  # it cannot be read; the restore will say why
         return save_path
     if good is None:
         log().error(_NONE_GOOD, path, inspection)
@@ -175,12 +175,12 @@ def _good_for(save_path: Any) -> Any:
 
 def _size_of(prefix: str) -> int:
     """How many variables a checkpoint holds."""
-    # Not list_variables: on a file system without directories it takes the prefix for one.
+    # Not list_variables: on a file system without directories it takes the prefix for a directory.
     return len(tf1.train.NewCheckpointReader(prefix).get_variable_to_shape_map())
 
 
 def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
-    """Whether a saver restores a whole checkpoint, and this holds all variables of the graph."""
+    """Whether a saver restores a whole checkpoint, with all variables of the graph in it."""
     restore = graph.get_operation_by_name(saver.as_saver_def().restore_op_name)
     restores = [op for op in graphs.ancestors([restore]) if op.type == 'RestoreV2']
     names = [tf.get_static_value(op.inputs[1]) for op in restores]
@@ -190,16 +190,16 @@ def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
 
 
 class FallbackFolder:
-    """A folder in `slimguard-logs` for one start of a script, made when it is first asked for."""
+    """A folder in `slimguard-logs` for one start of a script; the first use of `path` makes it."""
 
     def __init__(self) -> None:
         self._parent = os.path.abspath(logdirs.FALLBACK)  # the script may go to another directory
         self._started = time.strftime('%Y%m%d-%H%M%S')
         self._path: Optional[str] = None
-        self._lock = threading.RLock()  # a signal may come in the middle
+        self._lock = threading.RLock()  # a signal handler may call it in the middle
 
     def path(self) -> str:
-        """Its path. Each start has its own, since two starts may be of different scripts."""
+        """Its path. Each start has its own folder, since two starts may run different scripts."""
         with self._lock:
             if self._path is None:
                 self._path = self._make()
@@ -214,7 +214,7 @@ class FallbackFolder:
             except FileExistsError:
                 continue
             except OSError:
-                pass  # the write itself will say so
+                pass  # the write will report the error
             break
         return path
 
@@ -222,7 +222,7 @@ class FallbackFolder:
 def _name_of_script() -> str:
     path = sys.argv[0] if sys.argv else ''
     name, _ = os.path.splitext(os.path.basename(path))
-    if name == '__main__':  # of a package, or a folder
+    if name == '__main__':  # a package or a folder runs
         name = os.path.basename(os.path.dirname(os.path.abspath(path)))
     return name if name not in ('', '-c', '-m') else 'python'
 

@@ -1,7 +1,7 @@
 """The checkpoints of one graph of a script.
 
-ScriptSaves     the checkpoints of the whole state; saves one more, as the script does
-ScriptRestorer  restores the newest good one of them, or the state before the first step
+ScriptSaves     the checkpoints of the whole state; saves another one, as the script does
+ScriptRestorer  restores the newest good checkpoint, or the state before the first step
 """
 
 import numbers
@@ -20,10 +20,10 @@ from slimguard.checkpoints.restorers import (
     those_in_line,
 )
 
-# The state file of `...-last` checkpoints. The script's own state file still names the script's.
+# The state file of `...-last` checkpoints. The script's own state file names only the script's.
 _STATE_FILE = 'checkpoint.slimguard-last'
 
-# At most so many saved checkpoints are examined.
+# The most saved checkpoints to examine.
 _MOST = 20
 
 
@@ -32,7 +32,7 @@ class _Call(NamedTuple):
 
     save_path: str  # absolute: the script may go to another directory
     global_step: Any
-    args: Tuple[Any, ...]  # the arguments after global_step
+    args: Tuple[Any, ...]  # those after global_step
     kwargs: Dict[str, Any]
 
 
@@ -40,12 +40,12 @@ class _Saved(NamedTuple):
     """A checkpoint of the script.
 
     Attributes:
-      saver: the saver that saved it, or restored it.
+      saver: the saver that saved or restored it.
       prefix: its path.
       size: how many variables are in it.
       number: the number in its name, if the script gave one.
       steps: by train op, the number of steps so far.
-      call: how it was saved; None if an earlier run of the script did it.
+      call: the call that saved it; None if an earlier run of the script saved it.
     """
 
     saver: tf1.train.Saver
@@ -63,7 +63,7 @@ class ScriptSaves:
       steps: returns, by train op, the number of guarded steps so far.
 
     Attributes:
-      why_not: why `again` returned None, if it did.
+      why_not: why the last `again` returned None.
     """
 
     def __init__(self, steps: Callable[[], Dict[str, int]]):
@@ -78,7 +78,7 @@ class ScriptSaves:
 
     @property
     def savers(self) -> Dict[str, tf1.train.Saver]:
-        """By prefix, the saver that restores a checkpoint; the oldest first."""
+        """By prefix, the saver that restores a checkpoint; the oldest checkpoint first."""
         return {each.prefix: each.saver for each in self._known}
 
     def note_saved(
@@ -86,16 +86,16 @@ class ScriptSaves:
     ) -> None:
         """Notes a call of `Saver.save` that published a checkpoint `saved` of `size` variables.
 
-        The other arguments are those of the call.
+        The other arguments are the arguments of the call.
         """
         number = int(global_step) if isinstance(global_step, numbers.Integral) else None
         call = _Call(absolute_prefix(path), global_step, args, kwargs)
         self._note(_Saved(saver, saved, size, number, dict(self._steps()), call))
 
     def note_restored(self, saver: tf1.train.Saver, prefixes: List[str], size: int) -> None:
-        """Notes the checkpoints of earlier runs, the newest last; the script resumes from it."""
+        """Notes the checkpoints of earlier runs; the script resumes from the last, the newest."""
         for prefix in prefixes:
-            number = prefix.rpartition('-')[2]  # which may count steps
+            number = prefix.rpartition('-')[2]  # perhaps a number of steps
             known = int(number) if number.isdigit() else None
             self._note(_Saved(saver, prefix, size, known, dict(self._steps()), None))
 
@@ -108,14 +108,15 @@ class ScriptSaves:
     def again(self, session, is_to_be_found: bool = False) -> Optional[str]:
         """Repeats the script's last save with the present state. Returns the checkpoint, or None.
 
-        It overwrites nothing, and deletes only what the script's own next save would delete. A
-        number that counts steps grows by the steps since then. If the number counts something else,
-        or there is none, the checkpoint is called ``...-last``, and the script's state file does
-        not name it.
+        It overwrites nothing, and deletes only what the script's own next save would delete. If the
+        number in the name counts steps, it grows by the steps since the last save. If it counts
+        something else, or there is no number, the checkpoint is called ``...-last``, and the
+        script's state file does not name it.
 
         Args:
           session: the session.
-          is_to_be_found: whether a restart has to find it; then None in place of a ``...-last``.
+          is_to_be_found: whether a restart has to find the checkpoint; then this returns None
+            instead of saving a ``...-last``.
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:
@@ -123,7 +124,7 @@ class ScriptSaves:
             return None
         path, number, args, kwargs = last.call
         self.why_not = Restorer.why_not_saved
-        is_known = last.number is None and number is not None  # a variable has its own count
+        is_known = last.number is None and number is not None  # a variable: it counts by itself
         if last.number is not None and self._counts_steps():
             number, is_known = last.number + _steps_between(last.steps, self._steps()), True
         if is_known:
@@ -135,14 +136,15 @@ class ScriptSaves:
             )
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number
-        # The same ops, but another list of checkpoints: the script's saver would delete its oldest.
+        # The same ops, but a new list of checkpoints: the script's saver would delete its oldest
+        # one.
         saver = tf1.train.Saver(saver_def=last.saver.saver_def)
         return saver.save(session, path + end, latest_filename=_STATE_FILE)
 
     def _counts_steps(self) -> bool:
-        """Whether the script's number grows with its steps, from one save to the next.
+        """Whether the number in the names of the script's checkpoints grows with its steps.
 
-        The first save is compared with the restored checkpoint, or with zero steps.
+        Compares the first save with the restored checkpoint, or with zero steps.
         """
         *before, last = self._known
         if last.number is None:
@@ -156,7 +158,7 @@ class ScriptSaves:
 
 
 def _steps_between(before: Dict[str, int], after: Dict[str, int]) -> int:
-    """The steps from one count to another, of the train op that ran most often: a GAN has two."""
+    """The steps between two counts, for the train op that ran most often: a GAN has several."""
     return max([n - before.get(name, 0) for name, n in after.items()], default=0)
 
 
@@ -188,7 +190,7 @@ class ScriptRestorer(FirstStateRestorer):
         return self._saves.newest
 
     def good(self) -> Iterator[str]:
-        if not gates.ranks_in(self._graph).are_several:  # of several ranks, only one has any
+        if not gates.ranks_in(self._graph).are_several:  # only one of several ranks has checkpoints
             paths = reversed([*self._saves.savers])
             yield from those_in_line(p for p in paths if checkpoint_reader.read(p).is_good)
         yield from FirstStateRestorer.good(self)

@@ -1,4 +1,4 @@
-"""Watches the steps of a session, and acts on bad ones, in a script that knows nothing of it.
+"""Watches the steps of a session, and acts on bad steps, in a script that does not use slimguard.
 
 ScriptSession   runs the steps of the session
 ScriptWatcher   does for the session what a `NanLossHook` does
@@ -35,9 +35,9 @@ from slimguard.unedited.train_steps import GuardedStep
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
-    """The error with which 'stop' ends a loop that does not ask for it: that of an ended input.
+    """The error by which 'stop' ends a loop that does not ask: the same as at an input's end.
 
-    A MonitoredSession accepts exactly that type.
+    A MonitoredSession accepts exactly this type.
     """
     message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
     error: Any = tf.errors.OutOfRangeError(None, None, message)
@@ -46,12 +46,12 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
 
 
 def is_of_incident(error: BaseException) -> bool:
-    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and not its input."""
+    """Whether an incident, not the input, ended a run, by `NanLossError` or `stop_error`."""
     return hasattr(error, 'incident')
 
 
 def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
-    """Calls `run(*args)`. If the policy 'stop' ends it, prints that on stderr and returns None.
+    """Calls `run(*args)`. If 'stop' ends the call, says so on stderr and returns None.
 
     Args:
       files: where the script saves.
@@ -62,7 +62,7 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
         return run(*args)
     except Exception as error:
         is_stop = isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
-        if not is_stop:  # but the end of an input, or a failure
+        if not is_stop:  # the end of an input, or a failure
             raise
     terminal.complain(after_stop(files.newest))
 
@@ -93,7 +93,7 @@ class ScriptWatcher(GateWatcher):
         self._files = script_files
         self.training, self.seen = training, seen
         self.recorded_in: Optional[str] = None
-        self._acting = threading.RLock()  # threads of a script may train in one session
+        self._acting = threading.RLock()  # several threads may train in one session
         GateWatcher.__init__(self, on_nan, settings=training.settings)
         self.join(training)
 
@@ -103,12 +103,12 @@ class ScriptWatcher(GateWatcher):
         self.histories.note_jump = self.seen.note_jump
 
     def _look_around(self) -> tf_callers.CallingSession:
-        # Without a look at the callers: on older Pythons that would keep the script's variables
-        # alive, such as its session.
+        # Do not look at the callers: on older Pythons this would keep the script's variables alive,
+        # such as its session.
         return tf_callers.CallingSession([], None, [], False)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
-        """None, since the directory is known only later: see `_keep_record`."""
+        """Returns None: the directory is known only later, see `_keep_record`."""
 
     def _make_rollbacks(self, graph: tf.Graph, policies: FallbackChain) -> Rollbacks:
         smaller = rate_factor_in(graph, policies, lambda: folder_of(graph), False, self._ranks)
@@ -118,7 +118,7 @@ class ScriptWatcher(GateWatcher):
 
     def ask(self, run_context, run: Optional[Run]) -> Optional[tf1.train.SessionRunArgs]:
         asked = GateWatcher.ask(self, run_context, run)
-        # The script may have shown by now where it saves.
+        # By now it may be known where the script saves.
         self._rollbacks.before_step(run_context.session)
         return asked
 
@@ -136,7 +136,7 @@ class ScriptWatcher(GateWatcher):
         return self.recorded_in
 
     def end(self, session):
-        self._policies.tell()  # dropped: the last line of `run` covers all sessions together
+        self._policies.tell()  # dropped: the last line of `run` is about all sessions
         self.histories.take_last_words()  # dropped, too
         GateWatcher.end(self, session)
 
@@ -155,7 +155,7 @@ class ScriptWatcher(GateWatcher):
 
 
 class ScriptSession:
-    """A session of the script, whose steps a `ScriptWatcher` watches.
+    """A session of the script; a `ScriptWatcher` watches its steps.
 
     Args:
       session, run: the session, and TensorFlow's own `run` of it.
@@ -163,7 +163,7 @@ class ScriptSession:
       prepare: called with a step before this session runs it for the first time.
 
     Attributes:
-      training: does the work of the training besides its steps.
+      training: does all work for the training except its steps.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ScriptSession:
         self._watcher = watcher
         self._prepare = prepare
         self.training = watcher.training
-        # If other code has replaced the session's `run`, that code must stay in use.
+        # If other code has replaced the session's `run`, keep using that code.
         is_own = tf_callers.is_method_of_sessions(run)
         self._runs = PreparedRuns(prepares=lambda session: is_own)
         self._steps: Dict[GuardedStep, HookedStep] = {}
@@ -215,7 +215,7 @@ class ScriptSession:
 
     def _run_step(self, known: HookedStep, *given):
         (mine, _), is_asked = known.run(*given)
-        if is_asked:  # the script's loop does not ask, and would go on
+        if is_asked:  # the script's loop would not ask, and go on
             raise stop_error(self._watcher.incidents[-1])
         return mine
 
@@ -232,7 +232,7 @@ _IN_A_THREAD = (
 
 
 def _of_script(values: Any) -> Any:
-    """The values of a run, without those fetched for hooks."""
+    """The values of a run, without the values fetched for hooks."""
     if not isinstance(values, dict):
         return values
     return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
@@ -241,11 +241,11 @@ def _of_script(values: Any) -> Any:
 class _OfTensorFlow(SessionWrapper):
     """A session of the script, with TensorFlow's own `run`.
 
-    A subclass in the script may have a `run` of its own, which has called this one already.
+    A subclass in the script may have its own `run`, which has already called TensorFlow's.
     """
 
     def __init__(self, session, run: Callable):
-        # A proxy, because the session is the weak key under which this object is kept.
+        # A proxy, because this object is kept under the session as a weak key.
         SessionWrapper.__init__(self, weakref.proxy(session))
         self._run = run
 

@@ -1,8 +1,8 @@
 """Adds the numbers of a script's steps, as scalars, to the summaries that the script writes.
 
 The script, a Supervisor's thread or a `SummarySaverHook` writes a summary by `add_summary` of a
-`tf.compat.v1.summary.FileWriter`. After each, the scalars of the training's last good step go to
-the same writer.
+`tf.compat.v1.summary.FileWriter`. After each such call, the scalars of the training's last good
+step go to the same writer.
 """
 
 import functools
@@ -20,10 +20,10 @@ from slimguard.unedited.patches import Patches
 
 
 class _OfSession:
-    """The last good steps of one session that no writer has written yet, by prefix of their tags.
+    """The last good steps of one session that are not written yet, by prefix of their tags.
 
-    All go to the folder of the writer that is used first after a step. If a script has writers for
-    training and for testing, that is most likely the one for training.
+    All go to the folder of the writer that is used first after a step. If a script has one writer
+    for training and one for testing, this is most likely the one for training.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class _OfSession:
         return functools.partial(self._rows.__setitem__, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
-        """Writes the steps so far, if this is their writer, under the script's step number."""
+        """Writes the steps so far, if `writer` is their writer, under the script's step number."""
         if not self._rows:
             return
         folder = files.as_path(writer.get_logdir(), 'logdir')
@@ -44,29 +44,29 @@ class _OfSession:
         if folder != self._folder:
             return
         for prefix in list(self._rows):
-            row = self._rows.pop(prefix, None)  # another thread may have it
+            row = self._rows.pop(prefix, None)  # another thread may have taken it
             if row is None:
                 continue
             at = step_of(row) if step is None else step
             scalars = scalars_of(row, prefix)
-            if at is not None and scalars.value:  # a run that only writes has none
+            if at is not None and scalars.value:  # a run that only writes has no scalars
                 add_summary(writer, scalars, at)
 
 
 class ScriptSummaries:
-    """Finds the session to which a summary of a script belongs, and adds the session's scalars."""
+    """Finds the session that a script's summary belongs to, and adds the session's scalars."""
 
     def __init__(self) -> None:
         self._known: Any = weakref.WeakKeyDictionary()  # the _OfSession of each session
         self._here = threading.local()
-        self._last: Callable[[], Any] = lambda: None  # the session that began to train last
+        self._last: Callable[[], Any] = lambda: None  # the newest session that trains
 
     def install(self, patches: Patches) -> None:
         """Begins to add scalars."""
         patches.wrap(tf1.summary.FileWriter, 'add_summary', self._add)
 
     def note_run(self, session) -> None:
-        """Notes that this thread runs something in a session: its next summaries belong to that."""
+        """Notes that this thread runs a session: its next summaries belong to this session."""
         self._here.session = weakref.ref(session)
 
     def of(self, session) -> Callable[[str], Callable[[np.ndarray], None]]:

@@ -1,4 +1,4 @@
-"""Finds the fetched elements of a run that train, and groups those that need one common gate.
+"""Finds the fetched elements of a run that train, and groups those that need a common gate.
 
 `ends_of` guesses, before any run, which ops around an update a script will fetch.
 """
@@ -33,7 +33,7 @@ class SharedUpdates:
     def by_update(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()
     ) -> List[List[TrainOp]]:
-        """The elements that train, in lists of those that need the same update.
+        """The elements that train, in lists; elements of one list need the same update.
 
         Args:
           elements: what a run fetches.
@@ -46,8 +46,8 @@ class SharedUpdates:
         for element, needed in self._needed_by(elements, fed):
             updates = self._updates_in(needed, known)
             if updates and updates <= by_hand:
-                # A sum of gradients, or a hand-written descent, makes one step in several writes:
-                # all of them are made, or none.
+                # A sum of gradients, or a hand-written descent, is one step with several writes:
+                # all of these are made, or none.
                 updates = {_BY_HAND, *updates}
             if updates:
                 training.append(([element], updates))
@@ -60,17 +60,18 @@ class SharedUpdates:
         fed: Sequence[tf.Tensor],
         gated_writes: Callable[[Sequence[TrainOp]], Set[tf.Operation]],
     ) -> List[List[TrainOp]]:
-        """The same groups, each with all elements that make, or wait for, a write of its gate.
+        """The same groups; each also has all elements that make, or wait for, a write of its gate.
 
         A gate runs clones of the writes it holds back. If a run also fetched the original of such a
-        write, that would run past the gate: an average that the train op also updates, a loss that
-        waits for a write, a counter that two train ops share. So the gate gets these elements, too.
+        write, the write would bypass the gate. Examples are an average that the train op also
+        updates, a loss that waits for a write, and a counter that two train ops share. So the gate
+        gets these elements, too.
 
         Args:
           groups: lists of elements; each list gets one gate.
           elements: what a run fetches.
           fed: as for `by_update`.
-          gated_writes: gives the writes that a gate of some elements runs clones of.
+          gated_writes: returns the writes that a gate of some elements runs clones of.
         """
         writes = graphs.Writes(self._graph)
         written = {
@@ -84,9 +85,9 @@ class SharedUpdates:
         times = collections.Counter(write for each in made for write in each)
         gated: Set[tf.Operation] = set()
         for group, own in zip(groups, made):
-            if any(times[write] > 1 for write in own):  # else it shares no write
+            if any(times[write] > 1 for write in own):  # else the group shares no write
                 gated |= gated_writes(group)
-        # The other writes of a group are those of a forward pass, which its gate puts back.
+        # A group's other writes belong to a forward pass; its gate undoes them.
         forward = set().union(*made[: len(groups)]) - gated
         joined = _sharing([(each, own - forward) for each, own in zip(some, made)])
         return [each for each in joined if element_key(each[0]) in grouped]
@@ -110,7 +111,7 @@ class SharedUpdates:
             for op in needed
             if graphs.is_apply(op)
             or op in known
-            # An If, a While, a call: the update may be in its function.
+            # The update may be in the function of an If, a While or a call.
             or (writes is not None and op in writes and writes.calls(op))
         }
 
@@ -119,7 +120,7 @@ _BY_HAND = object()
 
 
 def _sharing(given: Sequence[Tuple[List[TrainOp], Set[Any]]]) -> List[List[TrainOp]]:
-    """Joins the lists of elements whose sets overlap, directly or by way of other sets."""
+    """Joins the lists of elements whose sets overlap, directly or through other sets."""
     groups: List[Tuple[List[TrainOp], Set[Any]]] = []
     for elements, items in given:
         numbers = [n for n, (_, others) in enumerate(groups) if not others.isdisjoint(items)]
@@ -132,7 +133,7 @@ def _sharing(given: Sequence[Tuple[List[TrainOp], Set[Any]]]) -> List[List[Train
 
 
 def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
-    """The op to search for an element's updates; None if it is one of ours that guards nothing."""
+    """The op to search for an element's updates; None if it is our own and no guarded train op."""
     original = gates.original_of(element)
     if original is element and is_ours(element):
         return None
@@ -153,12 +154,12 @@ def element_key(element: TrainOp) -> Any:
     return element if isinstance(element, tf.Operation) else key(element)
 
 
-# How many ops built around an update are guarded before one of them runs.
+# How many ops that are built around an update are guarded before any of them runs.
 _MOST_ENDS = 4
 
 
 def ends_of(update: TrainOp) -> List[TrainOp]:
-    """The ops that a script may have built around an update to fetch; if many, the update alone."""
+    """The ops around an update that a script may have built to fetch; if many, only the update."""
     wanted = {op_of(e): e for e in op_of(update).graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
     seen = {op_of(update)}
     waiting = [op_of(update)]
@@ -168,16 +169,16 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         after = [taker for tensor in op.outputs for taker in tensor.consumers()]
         after += tf_private.ops_waiting_for(op)
         after = [each for each in after if not each.name.startswith(graphs.OURS)]
-        # No enqueue op: a queue runner runs it in a thread of its own. So the chief of a
-        # SyncReplicasOptimizer makes its update, and the workers wait for the tokens that it then
-        # enqueues. A gate around the enqueue op would hold the tokens back, so the update is
-        # guarded with the workers' train op.
+        # No enqueue op: a queue runner's thread runs it. In this way the chief of a
+        # SyncReplicasOptimizer makes its update, and then enqueues the tokens that the workers wait
+        # for. A gate around the enqueue op would hold the tokens back, so the update is guarded
+        # with the workers' train op.
         if (not after or op in wanted) and not graphs.is_enqueue(op):
             is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
             ends.append(op.outputs[0] if is_value else wanted.get(op, op))
         waiting.extend(each for each in after if each not in seen)
         seen.update(after)
-    if len(ends) > _MOST_ENDS:  # each write of a resource variable has a read that few fetch
+    if len(ends) > _MOST_ENDS:  # each resource write has a read that few scripts fetch
         ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
     if len(ends) <= _MOST_ENDS:
         return ends

@@ -1,14 +1,14 @@
 """The names of TensorFlow 1, and of the numpy of its time, for scripts that run on TensorFlow 2.
 
-After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
-a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
-Libraries still get the installed TensorFlow, unchanged: the replaced ``builtins.__import__`` looks
-at the module that imports, and nothing is put into ``sys.modules``.
+After `install`, ``import tensorflow as tf`` in a script and its own modules gives a namespace with
+the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``. Libraries still
+get the installed TensorFlow, unchanged: the replaced ``builtins.__import__`` looks at the module
+that imports, and nothing is put into ``sys.modules``.
 
-If the script is a module of an installed package, all modules of that package belong to it.
+If the script is a module of an installed package, all modules of the package are its own.
 
-``np.int`` and the other names that numpy has dropped since 1.19 are there again, for the script and
-for the libraries it uses. Names that the installed numpy has stay as they are.
+``np.int`` and the other names that numpy has dropped since 1.19 work again, in the script and in
+the libraries that it uses. Names that the installed numpy has are not changed.
 """
 
 import builtins
@@ -29,14 +29,14 @@ from slimguard.unedited.tf1_table import (
     explain,
 )
 
-# These libraries get the installed TensorFlow, wherever they lie.
+# These libraries get the installed TensorFlow, wherever they are installed.
 _LIBRARIES = frozenset(['keras', 'slimguard', 'tensorboard', 'tensorflow', 'tf_keras', 'tf_slim'])
 
 _builtin_import = builtins.__import__
 
 
 def is_native() -> bool:
-    """Whether the installed TensorFlow is a 1.x, which has all names. Imports it."""
+    """Whether the installed TensorFlow is 1.x, which has all names. Imports it."""
     return importlib.import_module('tensorflow').__version__.startswith('1.')
 
 
@@ -46,7 +46,7 @@ def install() -> None:
     Puts numpy's old names back, too. Call it before TensorFlow is imported. Does nothing on
     TensorFlow 1.x.
     """
-    # Then tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as in TensorFlow 1.
+    # Then tf.keras, tf.layers and tf.nn.rnn_cell come from Keras 2, as in TensorFlow 1.
     if importlib.util.find_spec('tf_keras') is not None:
         os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
     if is_native():
@@ -61,7 +61,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes the names away again. The behaviour of version 2 stays off: it cannot be turned on."""
+    """Removes the names again. The behaviour of version 2 cannot be turned on again."""
     global _scripts_file
     _scripts_file = ''
     if builtins.__import__ is _import:
@@ -76,8 +76,8 @@ def uninstall() -> None:
 def let_flags_be_redefined() -> None:
     """Lets scripts define flags that absl now defines itself, such as ``log_dir``.
 
-    TensorFlow 1 had flags of its own; absl's, which replaced them, cannot be defined twice. Call it
-    once TensorFlow is imported.
+    absl's flags, which replaced TensorFlow 1's, cannot be defined twice. Call this once TensorFlow
+    is imported.
     """
     from absl import flags
 
@@ -90,9 +90,9 @@ def let_flags_be_redefined() -> None:
 class _Namespace(types.ModuleType):
     """A package of TensorFlow 1, put together from the modules that hold its names today.
 
-    If there are none, it is a placeholder: it can be imported, and raises AttributeError once it is
-    used. A placeholder may also stand for a function, or for a class that a script calls, derives
-    from, or passes to `isinstance`.
+    If no module has them, it is a placeholder: it can be imported, and raises AttributeError when
+    it is used. A placeholder may also stand for a function, or for a class that a script calls,
+    derives from, or passes to `isinstance`.
     """
 
     def __init__(self, name: str):
@@ -119,7 +119,7 @@ class _Namespace(types.ModuleType):
 
 @functools.lru_cache(maxsize=None)
 def namespace(name: str = 'tf') -> types.ModuleType:
-    """A package of TensorFlow 1, such as ``tf`` or ``tf.contrib.slim``: what a script imports."""
+    """A package of TensorFlow 1 for a script to import, such as ``tf`` or ``tf.contrib.slim``."""
     return _Namespace(name)
 
 
@@ -127,7 +127,7 @@ def _find(package: str, name: str) -> Any:
     """The object that a name in a package of TensorFlow 1 stands for.
 
     Raises:
-      AttributeError: names it, and what replaced it.
+      AttributeError: if it is missing; the message names it, and what replaced it.
     """
     full_name = package + '.' + name
     home = TABLE.get(full_name)
@@ -142,7 +142,7 @@ def _find(package: str, name: str) -> Any:
         except AttributeError:
             pass
     if package == 'tf.contrib' and can_be_imported(full_name):
-        return namespace(full_name)  # in TensorFlow 1, `import tensorflow` brought it along
+        return namespace(full_name)  # TensorFlow 1 imported it as well
     raise AttributeError(explain(full_name))
 
 
@@ -180,7 +180,7 @@ def _attribute(value: Any, name: str) -> Any:
     """An attribute, or a module of a package that is not imported yet.
 
     Raises:
-      AttributeError: if it is neither.
+      AttributeError: if there is neither.
     """
     try:
         return getattr(value, name)
@@ -207,7 +207,7 @@ def _import(name, globals=None, locals=None, fromlist=(), level=0):
         if wanted == '*':
             continue
         try:
-            # As an import does, this also loads the module of that name.
+            # Like an import, this also loads the module of that name.
             _attribute(module, wanted)
         except AttributeError as error:
             if not can_be_imported(full_name + '.' + wanted):
@@ -220,7 +220,7 @@ def _import_path(full_name: str) -> Any:
     """The module that a path such as ``tf.contrib.slim`` stands for in an import.
 
     Raises:
-      ModuleNotFoundError: if there is none; says what replaced it.
+      ModuleNotFoundError: if there is no such module; the message says what replaced it.
     """
     if full_name in MODULES_BEHIND_FUNCTIONS:
         return _resolve(MODULES_BEHIND_FUNCTIONS[full_name])
@@ -231,9 +231,9 @@ def _import_path(full_name: str) -> Any:
     try:
         return _attribute(package, name)
     except AttributeError as error:
-        # A library's module is left as it is.
+        # Leave a library's module as it is.
         if can_be_imported(full_name) and isinstance(package, _Namespace):
-            # As an import does, this makes the module an attribute of its package.
+            # Like an import, this makes the module an attribute of its package.
             vars(package)[name] = namespace(full_name)
             return vars(package)[name]
         path = full_name.replace('tf', 'tensorflow', 1)
@@ -241,7 +241,7 @@ def _import_path(full_name: str) -> Any:
 
 
 def _why(full_name: str, error: AttributeError) -> str:
-    """Why a name is missing: our explanation below tf.contrib, else the error of the library."""
+    """Why a name is missing: below tf.contrib our own explanation, else the library's error."""
     return explain(full_name) if full_name.startswith('tf.contrib.') else str(error)
 
 
@@ -253,7 +253,7 @@ def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.Modul
 
 
 def _is_for_us(importer: Dict[str, Any]) -> bool:
-    """Whether the importing module, which has these globals, gets the names of TensorFlow 1."""
+    """Whether the importing module, given by its globals, gets the names of TensorFlow 1."""
     name = importer.get('__name__', '')
     if name == '__main__':
         return True
@@ -267,12 +267,12 @@ def _file_of_the_script() -> Optional[str]:
     return _scripts_file or getattr(sys.modules.get('__main__'), '__file__', None)
 
 
-# The file of the package that `run -m` runs: Python imports it before ``__main__`` has a file.
+# The file of the package that `run -m` runs: Python imports it before it sets ``__main__``'s file.
 _scripts_file = ''
 
 
 def note_module(name: str) -> None:
-    """Notes which module will be the script, before any part of it is imported."""
+    """Notes which module will be the script; call it before any part of that is imported."""
     global _scripts_file
     try:
         spec = importlib.util.find_spec(name.partition('.')[0])
@@ -290,7 +290,7 @@ def _installed_as(file: Optional[str]) -> Optional[str]:
     return None
 
 
-# Old names of what numpy still has under a new name.
+# Old names of objects that numpy still has under a new name.
 RENAMED = (
     'Inf=inf Infinity=inf PINF=inf infty=inf NAN=nan NaN=nan bool8=bool_ complex_=complex128 '
     'float_=float64 string_=bytes_ unicode_=str_ alltrue=all sometrue=any product=prod '
@@ -303,15 +303,15 @@ _numpys: Dict[str, Any] = {}  # what was put back, by name
 
 
 def asscalar(a: Any) -> Any:
-    """As `numpy.asscalar` was."""
+    """The same as numpy's former `numpy.asscalar`."""
     return a.item()
 
 
 def numpys_old_names() -> Dict[str, Any]:
-    """The names that the installed numpy lacks, and their values."""
+    """The old names that the installed numpy does not have, and their values."""
     numpy: Any = importlib.import_module('numpy')
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # numpy warns of names that it will have again
+        warnings.simplefilter('ignore')  # numpy warns of names that it will reuse
         meant: Dict[str, Any] = {name: getattr(builtins, name) for name in _BUILTINS}
         meant.update(long=int, unicode=str, NINF=-numpy.inf, asscalar=asscalar)
         for old, new in (pair.split('=') for pair in RENAMED):

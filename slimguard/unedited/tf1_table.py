@@ -1,4 +1,4 @@
-"""Where the names of TensorFlow 1 are today, and what replaced those that are gone."""
+"""Where TensorFlow 2 has the names of TensorFlow 1, and what replaced missing names."""
 
 import importlib
 from typing import Dict, Tuple, Union
@@ -8,16 +8,16 @@ from slimguard.compat.repairs import MODE_KEYS
 # TensorFlow 2 has no MovingAverageOptimizer; this one is our own.
 _OPTIMIZER = 'slimguard.unedited.moving_average_optimizer'
 
-# Where the names of TensorFlow 1 are today. On the left "tf" is the script's TensorFlow, on the
+# Where the names of TensorFlow 1 are today. On the left "tf" means the script's TensorFlow, on the
 # right the installed one. A string names the object: a public name of TensorFlow, a module, or a
-# module and a name in it. A tuple lists the modules in which a package finds its names, in order. A
-# name without a row of its own is looked for in the modules of its package.
+# module and a name in it. A tuple lists the modules in which a package finds its names, in order.
+# Names without a row are looked up in the modules of their package.
 TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf': ('tf.compat.v1', 'tf'),
     'tf.__file__': 'tf.__file__',
     'tf.__path__': 'tf.__path__',
     'tf.compat': 'tf.compat',
-    # TensorFlow has all of it up to 2.15; later only its hooks, in tf.train.
+    # TensorFlow has all of it up to 2.15; later versions have only its hooks, in tf.train.
     'tf.estimator': ('tf.compat.v1.estimator', 'tf.compat.v1.train'),
     'tf.estimator.ModeKeys': MODE_KEYS,
     'tf.contrib': (),
@@ -40,7 +40,7 @@ TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
         'tf.compat.v1.debugging',
         'tf.compat.v1',
     ),
-    # Its name arg_scope is the function, as in TensorFlow 1.
+    # Here arg_scope is the function, as in TensorFlow 1.
     'tf.contrib.framework.python.ops': ('tf_slim.ops.arg_scope', 'tf_slim.ops.variables'),
     'tf.contrib.framework.python.ops.ops': 'tf_slim.ops.framework_ops',
     'tf.contrib.framework.python.ops.variables': 'tf_slim.ops.variables',
@@ -80,14 +80,14 @@ TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf.contrib.util.constant_value': 'tf.get_static_value',
 }
 
-# Modules that cannot be reached as an attribute: a function in their package has their name.
+# Modules that are no attribute of their package, where a function has their name.
 MODULES_BEHIND_FUNCTIONS = {
     'tf.contrib.framework.python.ops.arg_scope': 'tf_slim.ops.arg_scope',
 }
 
 _ADDONS = ', in the package tensorflow-addons, whose last version is for TensorFlow 2.15'
 
-# What replaces a package, or a name in one; it also replaces all names below it.
+# What replaces a package, or a name in a package, and all names below it.
 GONE = {
     'tf.contrib': 'slimguard has the parts that tf-slim and TensorFlow kept, and not this one',
     'tf.contrib.crf': 'use tfa.text.crf_log_likelihood' + _ADDONS,
@@ -140,7 +140,7 @@ def can_be_imported(name: str) -> bool:
     """Whether a missing name can be imported as a placeholder.
 
     True below tf.contrib. In a package that the table maps to modules, true only for names that
-    `GONE` explains, and below a folder ``python``, where tf.contrib's packages had their files.
+    `GONE` explains, and for names below ``python``, where tf.contrib's packages had their files.
     """
     parts = name.split('.')
     if len(parts) < 3 or parts[1] != 'contrib' or parts[-1].startswith('_'):

@@ -1,11 +1,11 @@
 """Finds the train ops among the fetches of a run, and guards them: :class:`TrainSteps`.
 
-A script may build anything around what its optimizer returns: a group with moving averages, a loss
-that waits for the update. Only a run shows which op is the step. So the gate is made for the
-fetched ops, and from then on runs fetch the gate's tensors in their place.
+A script may build anything around the optimizer's result: a group with moving averages, a loss that
+waits for the update. Only a run shows which op is the step. So the gate is made for the fetched
+ops, and from then on runs fetch the gate's tensors instead.
 
-Ops that are in the graph when a session runs can get no new inputs later. So before the first run
-with new updates, the last ops built around them are guarded; most scripts fetch these.
+Ops that are in the graph when a session runs can get no new inputs later. So the last ops built
+around new updates, which most scripts fetch, are guarded before the next run.
 """
 
 import dataclasses
@@ -59,25 +59,27 @@ class Gated(NamedTuple):
 
 
 def name_of(train_op: TrainOp) -> str:
-    """The script's name of a train op, not the name of our op that guards it."""
+    """The script's name of a train op, not the name of our guarded one."""
     op = op_of(gates.original_of(train_op))
-    # The value of `assign_sub` of a resource variable is read after the write.
+    # `assign_sub` of a resource variable returns a read after the write.
     writes = op.control_inputs if op.type == 'ReadVariableOp' else []
     return writes[0].name if writes else op.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GuardedStep:
-    """A run that trains, or that only writes.
+    """A run that trains, or only writes.
 
     Attributes:
-      gates: its gates, one for each update of its own.
-      names: by gate, the name of the train op that the script fetches; empty if it only writes.
-      args: the script's fetches, with guarded elements in place of those that train, and the train
-        ops of the gates. It is always the same object, so that watchers recognize it.
-      is_watched: whether a `NanLossHook`, which also names the writes beside its gate, or
-        `slimguard.train` watches it already. Then all other attributes are empty.
-      written: the ops of the variables that it may put back, except those that a train op writes.
+      gates: its gates, one for each separate update.
+      names: by gate, the name of the train op that the script fetches; empty if the run only
+        writes.
+      args: the fetches: the script's, with guarded elements in place of those that train, and the
+        train ops of the gates. It is always the same object, so that watchers recognize it.
+      is_watched: whether a `NanLossHook` or `slimguard.train` watches it already. Then all other
+        attributes are empty.
+      written: the ops of the variables that it may restore, except variables that a train op
+        writes.
     """
 
     gates: Sequence[Gate]
@@ -108,7 +110,7 @@ class TrainSteps:
         self._notes = notes
         self._max_loss = max_loss
         self._account = account
-        self._version = -1  # the graph's version when all its train ops were guarded
+        self._version = -1  # the graph's version when all train ops were last guarded
         self._known_updates: Set[str] = set()
         self._updates = SharedUpdates(graph, notes)
         self._own_updates = OwnUpdates(graph)
@@ -126,31 +128,32 @@ class TrainSteps:
         updates = [*self._notes.updates(self._graph), *self._notes.written_by_hand(self._graph)]
         new = [update for update in updates if update.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
-        if new:  # the script may have guarded some itself
+        if new:  # the script may have guarded some of them itself
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
-        if has_token_queue(self._graph):  # a chief's update is guarded with the workers' train op
+        if has_token_queue(self._graph):  # the workers' train op guards a chief's update
             new = [update for update in new if not takes_accumulated(op_of(update))]
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
         note_seen(self._graph)
 
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
-        """Guards ops that were built around new updates, before a session has seen them."""
+        """Guards ops built around new updates; call it before a session has seen them."""
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 if is_made_inside(end):
-                    continue  # the op that runs the loop or branch gets the guard
+                    continue  # guard the op that runs the loop or branch
                 try:
                     self._guard([end], ())
-                    # A script may fetch such a loss beside it; the gate then puts its writes back.
+                    # A script may fetch such a loss beside the train op; the gate must then undo
+                    # the loss's writes.
                     for loss in self._notes.losses_that_write(end):
                         self._guard([end, loss], ())
                 except gates.NoLearningRateError:
                     raise
                 except (ValueError, TypeError):
-                    pass  # a run that fetches it will report the error
+                    pass  # a run that fetches the op will report the error
             if new:
                 leave_out_bad_values(self._graph)
             copy_ahead_of_others(self._graph)
@@ -161,13 +164,13 @@ class TrainSteps:
         fed: Sequence[tf.Tensor] = (),
         gives_first: bool = False,
     ) -> Optional[GuardedStep]:
-        """The step that a run of `fetches` is; None if it does nothing that can be guarded.
+        """The step that a run of `fetches` makes; None if it does nothing that can be guarded.
 
         Args:
           fetches: what the script fetches.
-          fed: the computed tensors that it feeds, see `inner_feeds`.
-          gives_first: whether to leave out the writes that do not train, since they give variables
-            their first values.
+          fed: the computed tensors that the run feeds, see `inner_feeds`.
+          gives_first: whether the writes that do not train give variables their first values, and
+            are left out.
         """
         return self._steps.of(self._add_step, fetches, fed, gives_first)
 
@@ -182,7 +185,7 @@ class TrainSteps:
         knows_all = self._version == self._graph.version
         with OWN_WORK:
             step = self._make_step(*asked)
-        if knows_all:  # `prepare` need not look at the ops that this has added
+        if knows_all:  # `prepare` need not look at our new ops
             self._version = self._graph.version
         return step
 
@@ -231,7 +234,7 @@ class TrainSteps:
         fed: Sequence[tf.Tensor],
         guard: Optional[Callable[..., gates.Gate]] = None,
     ) -> Optional[Gated]:
-        """The elements fetched together, behind their gate; None if they cannot be guarded."""
+        """Elements that are fetched together, with their gate; None if they cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
                 made = Gated((guard or self._guard)(together, fed), together)
@@ -252,7 +255,7 @@ class TrainSteps:
         elements: Sequence[TrainOp],
         fed: Sequence[tf.Tensor],
     ) -> List[List[TrainOp]]:
-        """The groups, with other fetched elements that would run writes held by their gates."""
+        """The groups, with other fetched elements that would make writes of their gates."""
 
         def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
             try:
@@ -269,14 +272,14 @@ class TrainSteps:
         elements: Sequence[TrainOp],
         training: Sequence[List[TrainOp]],
     ) -> List[TrainOp]:
-        """The elements that do not train, but write from the batch of the first group that does."""
+        """The elements that do not train, but write values of the first training group's batch."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [e for e in others if not is_ours(e) and not graphs.is_enqueue(op_of(e))]
         return written_beside(others, training[0], self._account.refuse)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
-        """The gate of elements fetched together; it replaces the gates that single ones have."""
+        """The gate of elements that are fetched together; it replaces gates of single elements."""
         train_op, loss, max_loss, values = self._to_guard(elements, fed)
         try:
             return guard_with_values(train_op, loss, max_loss, values, fed)
@@ -286,7 +289,7 @@ class TrainSteps:
     def _to_guard(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
     ) -> Tuple[TrainOp, Optional[tf.Tensor], Optional[float], List[tf.Tensor]]:
-        """The train op, loss, `max_loss` and values of `guard_with_values` for one gate."""
+        """The train op, loss, `max_loss` and values to pass to `guard_with_values` for a gate."""
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
@@ -295,9 +298,9 @@ class TrainSteps:
             train_op = _group(map(op_of, elements), self._graph)
         elif loss is not None and isinstance(train_op, tf.Tensor):
             if key(_behind(train_op)) != key(_behind(loss)):
-                train_op = op_of(train_op)  # or a gate would take its value for the loss
+                train_op = op_of(train_op)  # else a gate would take its value for the loss
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
-        if known is not None:  # guarded before, perhaps as an op without its value
+        if known is not None:  # guarded before, perhaps as an op without the value
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
         max_loss = self._max_loss
@@ -308,14 +311,14 @@ class TrainSteps:
 
 
 def _behind(value: tf.Tensor) -> tf.Tensor:
-    """The tensor that a value is a copy of, without checks."""
+    """The tensor behind copies and checks of it."""
     while value.op.type in ('Identity', 'CheckNumerics', 'CheckNumericsV2'):
         value = value.op.inputs[0]
     return value
 
 
 def _is_watched(elements: Sequence[TrainOp], graph: tf.Graph) -> bool:
-    """Whether a run fetches the tensors that a gate has for hooks."""
+    """Whether a run fetches the gate's tensors that are meant for hooks."""
     names = {each.name for each in elements}
     return any(not names.isdisjoint(gate.untold.counts) for gate in gates.gates_of(graph).values())
 

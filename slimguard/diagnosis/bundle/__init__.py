@@ -6,11 +6,10 @@
       step.pb        the step as a GraphDef
       incident.json  what happened, the diagnosis, the ranges along the step, names and dtypes
 
-:func:`write` makes one, :func:`read` opens one, :func:`paths` lists those of a log directory, on
-any file system of `tf.io.gfile`. ``incident.json`` is written last and removed first: a folder
-without it is no bundle, and no reader takes it for one. Nothing is pickled. A bundle that cannot be
-read raises `BundleError`. Still, a graph is code, which can read and write files: replay only
-bundles that you trust.
+:func:`write` makes one, :func:`read` opens one, :func:`paths` lists all in a log directory, on any
+file system of `tf.io.gfile`. ``incident.json`` is written last and removed first: readers ignore a
+folder without it. Nothing is pickled. A bundle that cannot be read raises `BundleError`. Still, a
+graph is code, and code can read and write files: replay only bundles that you trust.
 
 The files:
 

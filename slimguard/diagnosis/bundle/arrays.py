@@ -1,9 +1,9 @@
 """Arrays of every dtype of TensorFlow in an .npz, which `np.load` reads without pickles.
 
 Numbers are stored as they are. Dtypes that numpy does not know (bfloat16, float8, int4, qint8) are
-stored as unsigned ints of the same bits. Strings are stored as their bytes, one after another, and
-``NAME lengths`` has the length of each, in the shape of the array. incident.json says which dtype
-an array has.
+stored as unsigned ints of the same bits. The bytes of all strings of an array are stored in a row;
+``NAME lengths`` has the length of each string, in the shape of the array. incident.json says which
+dtype an array has.
 """
 
 import zipfile

@@ -22,7 +22,7 @@ from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 
 JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
-# The largest bundle that is written, and the largest file of one that is read, in bytes.
+# The largest bundle that is written, and the largest file that is read, in bytes.
 MOST_BYTES = 8 << 30
 VERSION = 2
 
@@ -54,8 +54,7 @@ def folder(logdir: files.Path) -> str:
 def paths(logdir: files.Path) -> List[str]:
     """The bundles in a log directory, the oldest first, by the times of their incidents.
 
-    A bundle that does not tell its time counts as the oldest. The times of files are not used:
-    copying changes them.
+    A bundle without a time counts as the oldest. File times are not used: copying changes them.
     """
     parent = folder(logdir)
     bundles = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
@@ -91,12 +90,12 @@ class Bundle(NamedTuple):
       incident: the fields of the `Incident`, a dictionary.
       diagnosis: the fields of the `Diagnosis`, or None if there was none.
       text: the diagnosis in a few lines.
-      versions: the versions of TensorFlow, numpy, Python and slimguard that made it.
+      versions: the versions of TensorFlow, numpy, Python and slimguard that made the bundle.
       values: what the step drew, by Tensor names.
       exported: the step.
       history: the last steps, as `History.to_dict` gives them; None if they are not known.
-      variables: called with names of variable ops; yields dictionaries with their values, which it
-        reads one by one. Raises `BundleError`.
+      variables: called with names of variable ops; reads their values one by one, and yields them
+        in dictionaries. Raises `BundleError`.
     """
 
     path: str
@@ -111,7 +110,7 @@ class Bundle(NamedTuple):
 
 
 def read(path: files.Path) -> Bundle:
-    """Opens a bundle. It reads the drawn arrays now, and the variables when they are asked for.
+    """Opens a bundle. Reads the drawn arrays now, the variables only when they are needed.
 
     Args:
       path: the folder, on any file system that `tf.io.gfile` knows.
@@ -143,7 +142,7 @@ def read(path: files.Path) -> Bundle:
 
 
 def read_json(path: files.Path) -> Dict[str, Any]:
-    """The contents of a bundle's incident.json, whose outline is checked.
+    """The contents of a bundle's incident.json; checks its version and its main fields.
 
     Raises:
       BundleError: if there is none or it is damaged.
@@ -188,7 +187,7 @@ def _require_kinds(content: Dict[str, Any], kinds: Dict[str, Any]) -> None:
 
 def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str, np.ndarray]]:
     """Reads arrays out of an .npz, one by one."""
-    if dtypes:  # in an empty archive zipfile seeks to before the start, which no GFile can do
+    if dtypes:  # zipfile seeks before the start of an empty archive; a GFile cannot
         with _archive(folder, name) as archive:
             for each, dtype in dtypes.items():
                 yield each, arrays.load(archive, each, dtype)

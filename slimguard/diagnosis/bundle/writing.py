@@ -1,6 +1,6 @@
-"""Writes a bundle: the step, what it drew, the state before it, and what happened; removes others.
+"""Writes a bundle: the step, its input, the state before it, what happened; removes old bundles.
 
-A bundle is written under its final name, ``incident.json`` last, and removed with that file first.
+A bundle is written under its final name. ``incident.json`` is written last and removed first.
 A folder without it is no bundle: a process is writing it, or was killed while writing. This works
 on object stores, too, where no folder can be renamed in one step.
 """
@@ -22,8 +22,8 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.exported_step import ExportedStep, export
 from slimguard.system import files
 
-# The bundles that this process made. The record of incidents still names a bundle after its
-# removal, so its name is not used again.
+# The bundles that this process made. The record of incidents may name a bundle that was removed, so
+# no name is used twice.
 _made: Set[str] = set()
 
 
@@ -33,10 +33,10 @@ def write(
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
 ) -> str:
-    """Writes a bundle, and removes those beyond `max_bundles`, as `_remove_beyond` says.
+    """Writes a bundle; if there are more than `max_bundles`, removes some by `_remove_beyond`.
 
-    Readers never see it half-written. If it cannot be finished, nothing of it is left. On a disk of
-    this machine it is written only if two more of its size fit: the next checkpoint needs the room.
+    Readers never see half a bundle. If writing fails, its files are removed. On a local disk it is
+    written only if two more of its size fit: the next checkpoint needs the space.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
@@ -163,7 +163,7 @@ def _to_json(thing: Any) -> Any:
 def _make(parent: str, step: Optional[int]) -> str:
     """Makes the folder for the bundle of a step, under a name that was never used.
 
-    Except on remote file systems, where two trainings with one logdir may choose a name at once.
+    On a remote file system, two trainings with one logdir may choose the same name at once.
     """
     name = 'incident-%s' % ('unknown' if step is None else step)
     for number in itertools.count(1):
@@ -188,9 +188,9 @@ def _make_dir(path: str) -> bool:
 
 
 def _remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
-    """Removes bundles beyond `most`: first those that repeat an older one's kind, then the oldest.
+    """Removes bundles beyond `most`: first any whose kind an older bundle has, then the oldest.
 
-    `kept` stays in any case.
+    The bundle `kept` is never removed.
     """
     bundles = reading.paths(logdir)
     kinds, firsts, repeats = {''}, [], []
@@ -204,7 +204,7 @@ def _remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Removes a bundle as far as possible: the files that we write, and the folder if it is empty.
+    """Removes a bundle's files, and its folder if it is then empty; errors are ignored.
 
     ``incident.json`` goes first, so that nobody finds half a bundle.
     """
@@ -217,7 +217,7 @@ def _remove(path: str) -> None:
         elif not files.list_dir(path):
             tf.io.gfile.rmtree(path)
     except (OSError, tf.errors.OpError):
-        pass  # we may not remove it, or it holds somebody else's file
+        pass  # no permission, or it holds a file that is not ours
 
 
 def _parts(path: str) -> List[str]:

@@ -1,9 +1,9 @@
-"""Announces a bad step: a watched session keeps its report; in others the graph prints or raises.
+"""Announces a bad step: a watched session keeps a report; in others the graph prints or raises.
 
 The session itself stores whether it is watched: feeding a flag with each step would take a third of
 the time of a small step. With each step a watcher fetches one number, the count of kept reports,
-and takes the reports if there are any. So it also gets the bad steps of runs that it did not see,
-as when a script runs the session past its hooks.
+and takes the reports if there are any. So it also learns of bad steps in runs that it did not make,
+as when a script runs the session without the hooks.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Untold:
       loss: the loss of the gate, or None.
 
     Attributes:
-      is_watched: bool scalar, whether the session that runs it is watched.
+      is_watched: bool scalar, whether the session that evaluates it is watched.
       clear: an op that drops all reports. Every watched session runs it once, and no step does.
       counts: the names of the tensors that watchers fetch to learn of bad steps.
     """
@@ -104,7 +104,7 @@ class Untold:
         return self._take_all(session, self._left)
 
     def take_reports(self, session) -> List[Told]:
-        """Takes out the kept bad steps, the oldest first; no other watcher gets them."""
+        """Takes out the kept reports, the oldest first; no other watcher gets them."""
         return self._take_all(session, self._size)
 
     def _take_all(self, session, size: tf.Tensor) -> List[Told]:
@@ -114,7 +114,7 @@ class Untold:
         return [Told(**dict(zip(self._fields, values))) for values in taken]
 
 
-# How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
+# How many names are printed: one NaN reaches all gradients of a network, which may be hundreds.
 _MOST_NAMES = 3
 
 NOT_WATCHED = (
@@ -130,7 +130,7 @@ def announce(
     untold: Untold,
     undone: tf.Tensor,
 ) -> tf.Tensor:
-    """Prints or raises after a bad step, or keeps its report for a watcher of the session.
+    """After a bad step keeps a report for a watcher of the session; without one prints or raises.
 
     Args:
       watched: bool scalar; if it is True, a bad step neither prints nor raises.

@@ -37,8 +37,8 @@ def build(plan: Plan, max_loss: Optional[float]) -> Gate:
     """Builds a gate in the graph of its plan.
 
     Raises:
-      ValueError: if there is a limit and no loss to compare with, or if a session has seen an op
-        that would have to be changed.
+      ValueError: if there is a limit but no loss, or if a session has seen an op that would have to
+        be changed.
     """
     _require_loss(plan, max_loss)
     require_unseen(plan.put_back, plan.step.order)
@@ -64,8 +64,8 @@ class _Feeds(NamedTuple):
 
     untold: Untold
     watched: tf.Tensor
-    # The data input of the switches. If they took their predicate as data, Grappler would replace
-    # it by a constant on either side, and on TensorFlow 1.15 abort if a loop waits for that.
+    # The data input of the switches. If this were their predicate, Grappler would replace it by a
+    # constant on either side, and abort on TensorFlow 1.15 if a loop waits for that constant.
     token: tf.Tensor
     limits: Limits
 
@@ -78,12 +78,12 @@ def _feeds_of(plan: Plan, home: str, max_loss: Optional[float]) -> _Feeds:
 
 
 class Decision(NamedTuple):
-    """The decision about the update: flags, and tokens, which are dead where they do not arrive.
+    """The decision about the update: flags, and tokens; a token that does not arrive is dead.
 
     Attributes:
       flags: what the checks of values and of copies found.
       is_fine: bool scalar, true if no flag is set and the update runs; dead on the fast path.
-      fast: arrives if the step takes the fast path; None if no step of the gate does.
+      fast: arrives if the step takes the fast path; None if no step of the gate takes it.
       prepared: arrives if nothing bad was found, and `copies` are made.
       refused: arrives if something bad was found, in a value or in a copy.
       go: starts the update; arrives with `fast` or `prepared`.
@@ -100,7 +100,7 @@ class Decision(NamedTuple):
 
 
 class _After(NamedTuple):
-    """The tokens and findings after the update, or after its refusal.
+    """The tokens and findings once the update has run or was refused.
 
     `fast_ran` arrives on the fast path, and only there; the other fields are dead then.
     """
@@ -177,7 +177,7 @@ class _Build:
         )
 
     def _sums(self, checks: Sequence[Check]) -> SquareSums:
-        """The sums of squares of all values; only of gradients, if no step takes the fast path."""
+        """The sums of squares of all values; of gradients only, if no step takes the fast path."""
         values = [Check(loss, 'loss') for loss in self._plan.losses] + list(checks)
         if self._plan.trial:
             values = [value for value in values if value.gradient_of]
@@ -186,13 +186,13 @@ class _Build:
     def _decide(self, checks: Sequence[Check], sums: SquareSums) -> Decision:
         """Builds the fast path; for other steps the exact check, copies, and a check of the copies.
 
-        If several processes or threads train, a variable may hold a value that another of them is
-        about to undo. An update computed from it is bad as well; and if this step restores a copy
-        of it, after the other has restored its own, the variable is lost for good. So a step whose
-        copies are not finite does not begin its update.
+        If several processes or threads train, a variable may hold a bad value that another of them
+        is about to undo. An update computed from this value is bad as well; and if this step
+        restored a copy of it after the other has restored its own, the variable would be lost. So a
+        step whose copies are not finite does not begin its update.
         """
         plan, token = self._plan, self._feeds.token
-        if plan.trial:  # only the written variables show whether the step is bad
+        if plan.trial:  # only the variables, once written, show whether the step is bad
             fast, checking = None, after(plan.barrier, token, 'checking')
         else:
             is_fast = fast_path.all_are_small(plan, sums, self._feeds.limits)
@@ -243,7 +243,7 @@ def _end(decision: Decision, updated: _After, ahead: Copies) -> _End:
 
 
 def _flags_at_end(flags: Flags, updated: _After, good: tf.Tensor, undone: tf.Tensor) -> tf.Tensor:
-    """The flags, once one of `good`, `undone` and `fast_ran` tells that the step is done."""
+    """The flags; they arrive with `good`, `undone` or `fast_ran`, when the step is done."""
     bad = after([ops.merge([good, undone], 'decided')], flags.vector, 'flags')
     if updated.fast_ran is None:
         return bad

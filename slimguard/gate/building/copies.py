@@ -1,7 +1,7 @@
 """Copies of variables, and how they are put back.
 
-A write of the forward pass waits for the copy of its variable, by one more control input. Each gate
-whose step has the write in it puts the variable back from that copy.
+A write of the forward pass gets a control input, by which it waits for the copy of its variable.
+Each gate whose step makes this write restores the variable from the copy.
 """
 
 from typing import Dict, List, Optional, Sequence
@@ -19,10 +19,10 @@ Copies = Dict[tf.Operation, tf.Tensor]
 
 
 def restore(copies: Copies, token: tf.Tensor, name: str) -> tf.Tensor:
-    """Writes copies back once `token` is alive. Returns `token`, once that is done.
+    """Writes copies back once `token` is alive. The returned `token` arrives when that is done.
 
-    Weights come last: otherwise an asynchronous peer could update a restored weight with a slot
-    that has exploded and is not restored yet, and ruin the weight for good.
+    Weights come last: otherwise another process could update a restored weight with an exploded
+    slot that is not restored yet, and ruin the weight.
     """
     trainable = graphs.trainable_in(token.graph) if copies else set()
     weights = [variable for variable in copies if variable in trainable]
@@ -35,14 +35,14 @@ def restore(copies: Copies, token: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def copies_ahead(graph: tf.Graph) -> Dict[tf.Operation, tf.Operation]:
-    """The variables copied ahead of a graph's writes, by the op that copies; callers add to it."""
+    """A graph's variables copied before writes, by the op that copies; callers add to it."""
     return graphs.kept_on(graph, 'copies_ahead', dict)
 
 
 def require_unseen(
     put_back: Dict[tf.Operation, List[tf.Operation]], order: Sequence[tf.Operation]
 ) -> None:
-    """Raises ValueError if a session may have seen a write that needs one more control input.
+    """Raises ValueError if a session may have seen a write that has to get a control input.
 
     Args:
       put_back: the forward writes, by variable.
@@ -73,7 +73,7 @@ def copy_ahead(
 ) -> Copies:
     """Copies the variables of forward writes, and makes the writes wait for the copies.
 
-    If a write already waits for a copy made for another train op, this gate uses that copy.
+    If a write already waits for a copy that serves another train op, this gate uses that copy.
     """
     copies: Copies = {}
     for variable, writes in put_back.items():
@@ -93,8 +93,8 @@ def copy_ahead_of_others(graph: tf.Graph) -> None:
     """Makes further updates of the copied variables wait for their copies, too.
 
     A model that is built a second time, for an evaluation, updates the same moving averages by ops
-    of its own. Left out: ops that a session has seen, initial values, and other writes that do not
-    depend on the old value.
+    of its own. It leaves out ops that a session has seen, initializers, and other writes that do
+    not depend on the old value.
     """
     known = copies_ahead(graph)
     is_unseen = unseen_by_sessions(graph) if known else bool
@@ -111,7 +111,7 @@ def is_put_back(write: tf.Operation) -> bool:
 
 
 def _copy_awaited(variable: tf.Operation, entries: Sequence[tf.Operation]) -> Optional[tf.Tensor]:
-    """The copy of a variable that one of `entries` waits for already, if there is one."""
+    """The copy of a variable that one of `entries` already waits for; None if there is none."""
     known = copies_ahead(variable.graph)
     awaited = (op for entry in entries for op in entry.control_inputs)
     return next((op.outputs[0] for op in awaited if known.get(op) is variable), None)
@@ -137,7 +137,7 @@ def _updates_of(variable: tf.Operation) -> List[tf.Operation]:
 
 
 def _entries(writes: Sequence[tf.Operation], order: Sequence[tf.Operation]) -> List[tf.Operation]:
-    """The ops that have to wait so that `writes` do: for a write in a loop, the loop's Enters."""
+    """The ops that must wait to make `writes` wait: for a write in a loop, the loop's Enters."""
     entries: List[tf.Operation] = []
     for write in writes:
         loop = graphs.loop_around(write)

@@ -1,4 +1,4 @@
-"""The exact checks of a step: of all values before the update, of the variables after it.
+"""The exact checks of a step: all values before the update, the variables after it.
 
 Each value is scaled down, so that the sum of its squares is finite if all its elements are; short
 vectors of one length are joined, and summed up by rows. In nearly all steps the fast path decides,
@@ -25,11 +25,11 @@ _SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
 
 
 class Moment:
-    """A moment of the step: scalars that arrive then, and are dead if the moment never comes.
+    """A moment of the step: scalars that arrive at that moment, and are dead if it never comes.
 
-    Ops that consume these scalars cannot run early. Ops that only wait by a control input can:
-    Grappler removes a waiting Identity of a ref variable (seen on TensorFlow 1.15), and swaps a
-    waiting DeepCopy with the IsFinite after it (on 2.21).
+    Ops that consume these scalars cannot run early. Ops that have only a control input can run
+    early: Grappler removes a waiting Identity of a ref variable (seen on TensorFlow 1.15), and
+    swaps a waiting DeepCopy with the IsFinite after it (on 2.21).
 
     Args:
       token: the float32 scalar that arrives at that moment; its value is `SMALL_32`.
@@ -58,15 +58,15 @@ class Moment:
 
 
 def not_finite(tensors: Sequence[tf.Tensor], token: tf.Tensor, home: Home) -> tf.Tensor:
-    """A bool vector: for each of some float tensors, whether an element is not finite.
+    """A bool vector: for each of `tensors`, whether an element of it is not finite.
 
     Args:
-      tensors: the tensors. Each is checked on its own device, but see `Home.near` for scalars.
+      tensors: the tensors. Each is checked on its own device; for scalars see `Home.near`.
       token: arrives when they are to be checked, see `Moment`.
       home: where the findings come together.
     """
     moment = Moment(token)
-    # Sums in one place are joined there, to be sent as one tensor.
+    # Sums on one device are joined there, to be sent as one tensor.
     places: Dict[Tuple[str, tf.DType, str], List[Tuple[List[int], tf.Tensor]]] = {}
     for numbers in ops.short_together(tensors):
         sums = _sums_of([tensors[number] for number in numbers], moment, home)
@@ -121,7 +121,7 @@ class StepChecks:
     def before_update(
         self, checks: Sequence[Check], token: tf.Tensor, half_square: Optional[tf.Tensor]
     ) -> Flags:
-        """Checks losses and values once `token` is there.
+        """Checks losses and values once `token` arrives.
 
         Args:
           half_square: half the square of the gradients' norm; None without gradients.
@@ -139,17 +139,17 @@ class StepChecks:
         return join_flags(found)
 
     def of_copies(self, copies: Copies, token: tf.Tensor) -> Flags:
-        """Checks the copies of the plan's `changed` variables, once `token` is there.
+        """Checks the copies of the plan's `changed` variables once `token` arrives.
 
-        If a copy is not finite, its variable is lost, or another process or thread is about to put
-        it back. In both cases no step may restore this copy.
+        If a copy is not finite, the variable is lost, or another process or thread is about to
+        restore it. In both cases no step may write this copy back.
         """
         changed = [variable for variable in copies if variable in self._plan.changed]
         bad = not_finite([copies[each] for each in changed], token, Home(token.op))
         return Flags([Label(Label.BEFORE, each.name) for each in changed], bad)
 
     def after_update(self, token: tf.Tensor, ahead: Copies) -> Flags:
-        """Checks the variables once `token` is there.
+        """Checks the variables once `token` arrives.
 
         Variables that the forward pass writes are checked twice, by their values now and by their
         copies: this tells whether a bad variable was bad before the step.
@@ -169,9 +169,9 @@ class StepChecks:
             return Flags([Label(Label.STATE, variable.name) for variable in floats], found)
         labels = [Label(Label.STATE, v.name) for v in floats]
         labels += [Label(Label.WRITTEN, v.name) for v in before]
-        # If a variable is checked twice, `state` says that it is bad now and was bad before,
-        # `written` that it is bad now and was not before. No concatenation makes this vector:
-        # Grappler would take that apart, and each part would cross the network by itself.
+        # If a variable is checked twice, `state` means bad now and bad before, `written` means bad
+        # now and good before. Do not concatenate these: Grappler would split the concatenation, and
+        # each part would cross the network by itself.
         first, last = len(floats) - len(before), len(floats)
         twice = list(range(first, last))
         was = list(range(last, last + len(before)))
@@ -183,7 +183,7 @@ class StepChecks:
 
 
 def _now(variable: tf.Operation) -> tf.Tensor:
-    """The value of a variable; for a ref variable its memory, which is read when it is checked."""
+    """The value of a variable; for a ref variable its memory, which the check then reads."""
     return ops.copy_of(variable) if graphs.is_resource(variable) else variable.outputs[0]
 
 
@@ -214,7 +214,7 @@ def _check_norm(half_square: tf.Tensor, limit: tf.Tensor, token: tf.Tensor) -> F
 
 
 def read_opaque_writes(plan: Plan, known: tf.Tensor) -> List[Check]:
-    """Reads the variables of the forward pass whose new value is known only after the write.
+    """Reads the forward pass's variables whose new value is known only after the write.
 
     Args:
       known: a bool scalar that is available before the ops of the step run.
@@ -229,12 +229,12 @@ def read_opaque_writes(plan: Plan, known: tf.Tensor) -> List[Check]:
 
 
 def _read_after(token: tf.Tensor, variable: tf.Operation) -> tf.Tensor:
-    """The value a variable has once `token`, a bool scalar, is there."""
+    """The value of a variable when `token`, a bool scalar, arrives."""
     if graphs.is_resource(variable):
         with tf.control_dependencies([token]):
             return ops.copy_of(variable)
     with ops.at(variable):
-        # Grappler may swap a copy with the op after it (see `Moment`). It leaves a switch in its
-        # place, since only the run shows which output of the switch is alive.
+        # Grappler may swap a copy with the op after it (see `Moment`). It does not move a switch,
+        # since only the run shows which output of the switch is alive.
         switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=token)
         return ops.merge([switch.output_false, switch.output_true], 'written')

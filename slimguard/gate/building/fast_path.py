@@ -1,6 +1,6 @@
 """The cheap check that nearly every step passes: one sum of squares for each value.
 
-If all sums are small, all values are finite, and many such steps cannot overflow a variable either.
+If all sums are small, all values are finite, and even many such steps cannot overflow a variable.
 Then the update runs without the exact check, and without copies. The check of the gradients' norm
 (exact_checks.py) and the measures of a step (outcome.py) use the same sums.
 """
@@ -18,28 +18,28 @@ from slimguard.graph import key, ops
 from slimguard.graph.devices import Home
 
 # A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
-# precision, adding a number below x / 2**(p+1) leaves x as it is, so accumulated values and
-# squares stay in range for ever if twice this limit times 2**(p+1) does.
+# precision, adding a number below x / 2**(p+1) leaves x as it is. So accumulated values and squares
+# always stay in range if twice this limit times 2**(p+1) is in range.
 _LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
-# The same for a learning rate and the like, which multiply checked values.
+# The limit for learning rates and other factors of checked values.
 _LIMIT_OF_FACTORS = 1e12
 
 
 class Sum(NamedTuple):
-    """`size`, a float scalar: half the sum of squares of one value, or of several joined ones."""
+    """`size`, a float scalar: half the sum of squares of one value, or of several joined values."""
 
     names: Tuple[str, ...]
     size: tf.Tensor
 
 
 class Kind(NamedTuple):
-    """The properties that sums of squares share if they are compared together.
+    """Sums of squares with equal properties are compared together.
 
     Attributes:
       place: the key by which they are joined, see `Home.joins_at`.
       device: where they are compared.
       dtype: of the sums.
-      limit: sums below it are small.
+      limit: sums below this limit are small.
       is_gradient: whether these are sums of gradients that optimizers take.
     """
 
@@ -54,7 +54,7 @@ class SquareSums:
     """The halved sums of squares of values, by their kinds.
 
     Args:
-      losses: the losses among `values`. The first is squared at home, where its limit needs it.
+      losses: the losses among `values`. The first is squared at home, where its limit is compared.
       home: where the findings come together.
 
     Attributes:
@@ -80,7 +80,7 @@ class SquareSums:
             if len(together) > 1:
                 tensor = tf.concat([value.tensor for value in together], 0)
             numbers = ops.for_arithmetic(tensor)
-            if is_gradient and numbers.dtype.base_dtype == tf.float16:  # its range ends at 65504
+            if is_gradient and numbers.dtype.base_dtype == tf.float16:  # float16 ends at 65504
                 numbers = tf.cast(numbers, tf.float32)
             size = tf.nn.l2_loss(numbers)
         size = ops.lift(size, tensor.op, 0.0)
@@ -90,7 +90,7 @@ class SquareSums:
         self.kinds.setdefault(kind, []).append(Sum(names, size))
 
     def total_of(self, kind: Kind) -> tf.Tensor:
-        """The sum of all sums of one kind, on the device where they are."""
+        """The total of all sums of one kind, on their device."""
         if kind not in self._totals:
             sizes = [each.size for each in self.kinds[kind]]
             with sizes[0].graph.colocate_with(sizes[0].op):
@@ -98,7 +98,7 @@ class SquareSums:
         return self._totals[kind]
 
     def of_gradients(self) -> Optional[tf.Tensor]:
-        """Half the sum of squares of all gradients, a float64 scalar at home; None without any."""
+        """Half the sum of squares of all gradients: a float64 scalar at home, or None."""
         if self._of_gradients is None:
             kinds = [kind for kind in self.kinds if kind.is_gradient]
             with tf.device(self._home.device):
@@ -114,7 +114,7 @@ def _limit_of(together: Sequence[Check], tensor: tf.Tensor) -> float:
 
 
 class Limits(NamedTuple):
-    """Float64 scalars to feed; by default `loss` is the given `max_loss` or Inf, the other is Inf.
+    """Float64 scalars to feed. Defaults: `loss` is the given `max_loss` or Inf, `half_square` Inf.
 
     Attributes:
       loss: the largest loss that is no incident; None without a loss.
@@ -126,7 +126,7 @@ class Limits(NamedTuple):
 
 
 def make_limits(has_loss: bool, max_loss: Optional[float]) -> Limits:
-    """Creates the limits; `max_loss` is the default of the loss's limit, None stands for Inf."""
+    """Creates the limits; `max_loss` is the default of the loss's limit (None for Inf)."""
     no_limit = tf.constant(math.inf, tf.float64)
     loss = None
     if has_loss:
@@ -140,7 +140,7 @@ def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
     """Bool scalar: whether a step takes the fast path.
 
     It does if all values in `sums` are small, loss and gradient norm are below their limits, and
-    the plan's `ranges` hold (kernels.py, late_writes.py).
+    all factors are in the plan's `ranges` (kernels.py, late_writes.py).
     """
     gradients = [kind for kind in sums.kinds if kind.is_gradient]
     # Gradients of one kind are compared with both limits at once.
@@ -174,7 +174,7 @@ def _is_between(allowed: Range) -> tf.Tensor:
 
 
 def _are_below(kind: Kind, sums: SquareSums) -> tf.Tensor:
-    # No sum of squares is negative: if their total is below the limit, so is each.
+    # No sum of squares is negative: if their total is below the limit, each sum is.
     total = sums.total_of(kind)
     with tf.device(kind.device):
         return tf.less(total, kind.limit)

@@ -1,6 +1,6 @@
-"""What checks found: flags in the graph, each with a label; and a sentence made of the labels.
+"""The findings of checks: flags in the graph, each with a label; and a sentence made of labels.
 
-Nothing is decided here: the ops that builder.py adds to the graph decide.
+This module decides nothing: the ops that builder.py adds to the graph do.
 """
 
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -14,7 +14,7 @@ from slimguard.system import texts
 ERROR = 'slimguard: this step wrote nothing. Bad: '
 
 
-# What the reason says before the name of a loss that is too large.
+# The words before the name of a loss that is too large.
 ABOVE_MAX_LOSS = 'above max_loss'
 
 # The name of the norm of all gradients together.
@@ -22,21 +22,21 @@ GRADIENT_NORM = 'gradient norm'
 
 
 class Label(NamedTuple):
-    """What one element of a gate's `bad` vector stands for: the kind of a finding, and a name."""
+    """The meaning of an element of a gate's `bad` vector: the kind of finding, and a name."""
 
     kind: str
     name: str
 
-    # The kinds. Found before the update, which then does not begin:
+    # The kinds. These are found before the update, and prevent it:
     VALUE = 'value'  # a value is not finite
     LIMIT = 'limit'  # the loss is above its limit
     NORM = 'norm'  # the norm of all gradients is above its limit
     BEFORE = 'before'  # a variable was not finite before the step
-    # Found once the update has run, which is then undone:
+    # These are found after the update, and undo it:
     LATE = 'late'  # a value computed after the update is not finite
     STATE = 'state'  # a variable is not finite
     WRITTEN = 'written'  # a variable that the forward pass wrote is not finite
-    # The rank of that name found something that others did not:
+    # The rank with this name found something that other ranks did not:
     RANK = 'rank'
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Label(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """What some checks found.
+    """The findings of some checks.
 
     Attributes:
       labels: what each element of `vector` stands for.
@@ -56,7 +56,7 @@ class Flags(NamedTuple):
 
 
 def join_flags(parts: Sequence[Flags]) -> Flags:
-    """All flags of `parts`, one after the other."""
+    """Concatenates the flags of `parts`."""
     labels: List[Label] = []
     for part in parts:
         labels.extend(part.labels)
@@ -88,8 +88,8 @@ def explain(
 
     Args:
       labels: the labels of all that was bad.
-      limits: by kind, `Label.LIMIT` or `Label.NORM`, the caller's own text about a loss or norm
-        above its limit, in place of the gate's; '' for no text.
+      limits: by kind, `Label.LIMIT` or `Label.NORM`, the caller's text about a loss or norm above
+        its limit, which replaces the gate's text; '' for no text.
       max_loss: the limit of the loss, if it is known.
     """
     limits = limits or {}
@@ -107,14 +107,14 @@ def explain(
     if named(Label.NORM):
         parts.append(limits.get(Label.NORM, 'too large: ' + named(Label.NORM)))
     parts = [part for part in parts if part]
-    # A variable that is bad after a refused update was bad before; a late loss refuses no update.
+    # If the update was refused, a bad variable was bad before it. A late loss refuses no update.
     has_run = named(Label.LATE) or not parts
     state_lost = bool(named(Label.BEFORE) or (named(Label.STATE) and not has_run))
     if state_lost:
         parts.append('already not finite before this step: ' + named(Label.BEFORE, Label.STATE))
     elif named(Label.STATE, Label.WRITTEN) and not parts:
         parts.append('not finite once updated: ' + named(Label.STATE, Label.WRITTEN))
-    elif named(Label.STATE):  # not WRITTEN: the forward pass wrote it, and is named above
+    elif named(Label.STATE):  # not WRITTEN, which is named above
         parts.append('not finite once updated: ' + named(Label.STATE))
     where = ' (on %s)' % named(Label.RANK) if named(Label.RANK) else ''
     names = (label.name for label in labels if label.kind != Label.RANK)

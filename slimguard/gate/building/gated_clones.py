@@ -1,4 +1,4 @@
-"""The gated ops, created a second time behind a switch. The originals stay and are not run."""
+"""Creates the gated ops a second time, behind a switch. The originals stay and do not run."""
 
 from typing import Dict, List, NamedTuple
 
@@ -14,7 +14,7 @@ _MERGES = frozenset(['Merge', 'RefMerge'])
 
 
 class _BackEdge(NamedTuple):
-    """An input of an op that closes a loop: its source is cloned after the op."""
+    """An input that closes a loop: its source is cloned later than the op that takes it."""
 
     op: tf.Operation
     index: int
@@ -44,7 +44,7 @@ class GatedClones:
         return self._clones[op]
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The clone's output in place of `tensor`; `tensor` itself, if its op is not gated."""
+        """The clone's output that replaces `tensor`; `tensor` itself if its op is not gated."""
         clone = self._clones.get(tensor.op)
         return tensor if clone is None else clone.outputs[tensor.value_index]
 
@@ -57,7 +57,7 @@ class GatedClones:
         for index, source in enumerate(map(self._plan.step.resolve, op.inputs)):
             if source.op in self._plan.gated and source.op not in self._clones:
                 back_edges.append(_BackEdge(op, index, source))
-                inputs.append(inputs[0])  # a stand-in until then: the loop's entry
+                inputs.append(inputs[0])  # the loop's entry, until the source is cloned
             else:
                 inputs.append(self.of(source))
         controls = [self._clones.get(c, c) for c in self._plan.step.controls(op)]
@@ -65,12 +65,12 @@ class GatedClones:
         return ops.create_like(op, inputs, controls, '_' + self._go.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
-        """The control input that makes a clone dead if `go` is; none if an input is dead anyway."""
+        """The control input that makes a clone dead with `go`; [] if another input does so."""
         if op.type in _MERGES:
             return []  # a Merge is alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in ENTERS and graphs.flow_around(op) is loop):
-            return []  # no op inside of a loop can wait for one outside; the loop's Enters wait
+            return []  # no op in a loop can wait for an op outside; the loop's Enters wait
         dies_anyway = any(
             needed in self._clones and needed.type not in _MERGES
             for needed in self._plan.step.needs(op)

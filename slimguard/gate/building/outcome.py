@@ -1,4 +1,4 @@
-"""The tensors to fetch of a step: its outcome, the values that it returns, and its measures.
+"""The tensors of a step to fetch: its outcome, the values that it returns, and its measures.
 
 The outcome arrives once the step is done. The measures are the loss, the learning rate and the
 gradients' sums of squares, in one small vector.
@@ -19,12 +19,12 @@ from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.devices import Home
 
-# The attribute of a guarded train op that names the given one. A saved graph keeps it.
+# The attribute of a guarded train op that names the original. A saved graph keeps it.
 _GUARDS = '_slimguard_guards'
 
 
 class Outcome(NamedTuple):
-    """The tensors to fetch of a step.
+    """The tensors of a step to fetch.
 
     Attributes:
       train_op: the guarded train op.
@@ -40,25 +40,25 @@ class Outcome(NamedTuple):
 
 
 def global_step_after(token: tf.Tensor) -> Optional[tf.Tensor]:
-    """The global step once `token` is there; None if the graph has none."""
+    """The global step when `token` arrives; None if the graph has none."""
     step = graphs.global_step(token.graph)
     if step is None:
         return None
     with tf.control_dependencies([token]):
         if step.op.type in graphs.VARIABLES:
             # Copy it on the variable's device: TensorFlow sends a reference to another device at
-            # once, and not when the reader there runs.
+            # once, not when the op that reads it runs.
             return ops.copy_of(graphs.on_each_device([step])[0].op)
         return tf.identity(step)
 
 
 def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], original: TrainOp) -> Outcome:
-    """The outcome of a step, read once `bad` is there.
+    """The outcome of a step, read when `bad` arrives.
 
     Args:
       bad: bool vector, a flag for each label of the gate.
       value: the tensor that the train op returns, or None.
-      original: the given train op, which the guarded one names.
+      original: the given train op; an attribute of the guarded one names it.
     """
     with tf.control_dependencies([bad]):
         written = ops.none_of(bad, name='written')
@@ -77,7 +77,7 @@ def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], original: TrainOp) ->
 
 
 def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
-    """The given train op of a guarded one, also in an imported graph; None if it is not guarded."""
+    """The original of a guarded train op, also in an imported graph; None if it is not guarded."""
     op = op_of(train_op)
     try:
         name = tf.compat.as_str(op.get_attr(_GUARDS))
@@ -105,7 +105,7 @@ def value_after_step(
 def _without_update(
     tensor: tf.Tensor, plan: Plan, made: Dict[tf.Operation, tf.Operation]
 ) -> Optional[tf.Tensor]:
-    """`tensor`, computed from the variables as they are; None if nothing can stand in for it."""
+    """`tensor`, computed without the gated writes; None if that is not possible."""
     op = tensor.op
     if op not in plan.gated:
         return tensor
@@ -138,7 +138,7 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 
 
 def _no_value(tensor: tf.Tensor) -> Optional[tf.Tensor]:
-    """Stands in for a missing value: NaN, or zeros if the type has no NaN.
+    """What is returned for a missing value: NaN, or zeros if the type has no NaN.
 
     None for a variant or resource, such as the tensor lists that v2 loops return.
     """
@@ -169,9 +169,9 @@ class Measures(NamedTuple):
     written: tf.Tensor
 
     def row(self, count: tf.Tensor) -> tf.Tensor:
-        """All that a watcher needs of a step, in one vector, which arrives once the step is done.
+        """One vector with all that a watcher needs of a step; it arrives when the step is done.
 
-        A session takes longer to fetch a second tensor than a step takes to join the two.
+        Fetching a second tensor takes longer than joining the two in the graph.
 
         Args:
           count: how many bad steps no watcher has read yet, after the step.
@@ -185,13 +185,13 @@ class Measures(NamedTuple):
 
 
 def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Measures:
-    """Adds the ops of the measures; in a run that fetches none, none of them runs.
+    """Adds the ops that compute the measures; a run that fetches no measure runs none of them.
 
-    On a small model one more op shows in the time of a step. So numbers in one place and of one
-    dtype, as nearly always, are stacked by one op and not converted.
+    On a small model even one op costs time. So numbers on one device and of one dtype, the usual
+    case, are stacked by one op and not converted.
 
     Args:
-      sums: the sums of squares of at least the gradients.
+      sums: the sums of squares, of which only the gradients' are used.
       home: where the vector is made.
       announced: the outcome that is fetched beside the row.
     """
@@ -225,9 +225,9 @@ def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]
 
 
 def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
-    """The outer tensor that enters a branch as `tensor`; None if `tensor` is made in the branch.
+    """The tensor outside that enters a branch as `tensor`; None if the branch computes `tensor`.
 
-    A tensor in a branch that is not taken has no value, so a vector with it would have none either.
+    A tensor in a branch that is not taken has no value, and would leave the vector without one.
     """
     while graphs.flow_around(tensor.op) is not None:
         if tensor.op.type not in ('Identity', *SWITCHES):
@@ -242,7 +242,7 @@ def _stacked(
     sizes: Sequence[tf.Tensor],
     home: Home,
 ) -> Optional[tf.Tensor]:
-    """Loss, rate and sizes in one vector; None unless they are of one dtype and at one place."""
+    """Loss, rate and sizes in one vector; None unless they have one dtype and one device."""
     known = [scalar for scalar in (loss, rate) if scalar is not None] + list(sizes)
     dtypes = {scalar.dtype.base_dtype for scalar in known}
     if len(dtypes) != 1 or len({home.joins_at(scalar) for scalar in known}) != 1:

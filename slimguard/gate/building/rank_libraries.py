@@ -60,7 +60,7 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
             return hvd.allreduce(tf.identity(vector, name), op=hvd.Sum)
 
     def exchange(subject: str, text: str) -> List[str]:
-        # A step may call this when it has taken all threads, so this session has its own threads.
+        # A step that occupies all threads may call this, so this session has its own threads.
         config = tf1.ConfigProto(device_count={'GPU': 0}, use_per_session_threads=True)
         with OWN_WORK, tf.Graph().as_default(), tf1.Session(config=config) as session:
             return hvd.allgather_object(text, session, OURS + subject)
@@ -87,7 +87,7 @@ def _group_of(reduce: tf.Operation) -> _Group:
 
 
 def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
-    """The workers of a strategy; each has one device, and its own copy of this graph."""
+    """The workers of a strategy as ranks; each has one device and its own copy of this graph."""
     reduces = [op for op in step.order if op.type in ('CollectiveReduce', 'CollectiveReduceV2')]
     groups = list(map(_group_of, reduces))
     here = collections.Counter((group.key, group.instance) for group in groups)

@@ -2,13 +2,14 @@
 
 Each rank runs the same graph with a batch of its own. Gradients reach a gate already added up, but
 the loss, moving averages and limits belong to one rank alone. If one rank refused a step that
-another writes, their weights would differ from then on. So if a step has collectives, each answer
-that decides about it goes through a collective of our own: whether the step takes the fast path
-and, off the fast path, what each exact check found. The collective adds up either the ranks that
-say no, or tables in which each rank fills its own row, so that all know what each has found.
+another writes, their weights would differ from then on. So if a step has collectives, the ranks
+share each decision by a collective of our own: whether the step takes the fast path and, if not,
+what each exact check found. For a yes or no, the collective counts the ranks that say no. For
+findings, it adds up tables in which each rank fills its own row, so that each rank knows the
+findings of all.
 
-The first such message of a step also says which signals a rank has received, so that all end after
-the same step. Before the first step, each rank sends the others what it checks.
+The first such message of a step also carries the signals that a rank has received, so that all
+ranks end after the same step. Before the first step, each rank sends the others what it checks.
 """
 
 import json
@@ -26,7 +27,7 @@ from slimguard.graph.devices import processor_of
 from slimguard.system import texts
 from slimguard.system.signals import NUMBERS, SIGNALS, SharedSignals
 
-# Called with a subject and a text; returns the texts of all ranks, by rank. All ranks must call it.
+# Called with a subject and a text on all ranks; returns the texts of all ranks, by rank.
 Exchange = Callable[[str, str], List[str]]
 
 
@@ -39,7 +40,7 @@ class Checks:
         self._lock = threading.Lock()
 
     def note(self, train_op: str, labels: Sequence[Label]) -> None:
-        """Notes what is checked in the steps of a train op."""
+        """Notes what the steps of a train op check."""
         self._words[train_op] = list(map(_in_words, labels))
 
     def require_same(self, train_op: str, exchange: Optional[Exchange]) -> None:
@@ -50,8 +51,8 @@ class Checks:
         """
         if train_op in self._are_same or exchange is None:
             return
-        # One exchange at a time: if a run has two train ops, ranks may ask about them in another
-        # order, and each exchange is about both.
+        # One exchange at a time: if a run has two train ops, the ranks may come here in different
+        # orders, and each exchange is about both.
         with self._lock:
             if train_op in self._are_same:
                 return
@@ -69,7 +70,7 @@ def _in_words(label: Label) -> str:
 
 
 def _differences(told: Sequence[Dict[str, List[str]]], train_op: str) -> List[str]:
-    """What each rank checks that the first does not, and the other way round."""
+    """For each rank, what only it checks, and what only the first rank checks."""
     without = [
         '%s guards %s' % (name_of(rank), texts.listed(sorted(checks), _MOST_NAMES))
         for rank, checks in enumerate(told)
@@ -95,7 +96,7 @@ def _differences(told: Sequence[Dict[str, List[str]]], train_op: str) -> List[st
 
 
 def _blurred(words: str) -> str:
-    # Horovod names variables of its own by the number of the rank, so numbers do not count.
+    # Horovod puts the number of the rank into names of variables, so numbers do not count.
     return re.sub(r'\d+', '0', words)
 
 
@@ -115,8 +116,8 @@ class Ranks(NamedTuple):
       size: how many there are.
       add: called with a float32 vector and a unique name; returns the sum of the vectors of all
         ranks. All ranks have to run it, or none.
-      exchange: sends a text to the others, outside the training's sessions; None if that is
-        impossible.
+      exchange: sends a text to the others, outside the training's sessions; None if there is no way
+        to.
       signals: the signals that this process has received.
       checks: what is checked in the steps of the graph.
       train_op: the name of the train op.
@@ -140,7 +141,7 @@ class Ranks(NamedTuple):
         return self.exchange is not None
 
     def all_of(self, flag: tf.Tensor, name: str) -> tf.Tensor:
-        """Whether a bool scalar is true on all ranks; this is their first message in a step."""
+        """Whether a bool scalar is true on all ranks; this is the first message of a step."""
         if not self.are_several:
             return flag
         against = tf.cast(tf.logical_not(flag), tf.float32)
@@ -148,10 +149,10 @@ class Ranks(NamedTuple):
         return ops.none_of(tf.greater(total, 0.5))
 
     def any_of(self, flags: Flags, name: str, is_first: bool = False) -> Flags:
-        """The flags raised on any rank, and a flag for each rank with findings that others lack.
+        """The flags set on any rank, and a flag for each rank that found what others did not.
 
         Args:
-          flags: what is found here.
+          flags: the findings of this rank.
           name: of the message.
           is_first: whether this is the ranks' first message in a step.
         """
@@ -171,12 +172,12 @@ class Ranks(NamedTuple):
         return Flags([*flags.labels, *ranks], told)
 
     def note_checks(self, labels: Sequence[Label]) -> None:
-        """Notes what the flags of the step stand for, to send it to the other ranks."""
+        """Notes the labels of the step's flags, to send them to the other ranks."""
         if self.are_several:
             self.checks.note(self.train_op, labels)
 
     def _first_sum(self, vector: tf.Tensor, size: int, name: str) -> tf.Tensor:
-        """As `add`, for the first message of a step, which also carries the signals received."""
+        """As `add`, for the first message of a step, which also carries the received signals."""
         if not self.end_together:
             return self.add(vector, name)
         with tf.device(processor_of(vector.device)):

@@ -4,11 +4,11 @@ Which variables a step writes is found by slimguard/graph/written_variables.py.
 
 The files:
     plan.py               what a train op consists of, and what has to happen to each part
-    step_graph.py         the ops of a step, with the originals in place of guarded train ops
+    step_graph.py         the ops of a step, with originals instead of guarded train ops
     gated_ops.py          which ops of a step are gated
-    batch_counters.py     which variables pick the batch, and so are not put back
+    batch_counters.py     which variables pick the batch, and so are not restored
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
-    kernels.py            when an optimizer's kernel makes finite numbers of small ones
-    late_writes.py        values that are computed after a gated write: which are known to be finite
+    kernels.py            when an optimizer's kernel turns small numbers into finite ones
+    late_writes.py        which values computed after a gated write are known to be finite
 """

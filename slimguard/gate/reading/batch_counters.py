@@ -1,10 +1,10 @@
-"""Which variables pick the batch: what a bad step writes to them stays, and the rest is put back.
+"""Which variables pick the batch: a bad step's writes to these stay, its other writes are undone.
 
-A counter that picks the batch is not put back, since it would pick the same bad batch again. A
-counter that only controls when or how much is written is put back with the rest: it counts
-micro-batches whose gradients accumulate, or steps, for a learning rate, a loss's weight or Adam's
-bias correction. So a variable is taken to pick the batch if an op ahead of the update uses its
-value, or a number computed from it alone, for anything but
+A counter that picks the batch is not restored, since it would pick the same bad batch again. A
+counter that only controls when or how much is written is restored: it counts the micro-batches
+whose gradients accumulate, or the steps for a learning rate, a loss's weight or Adam's bias
+correction. So a variable is taken to pick the batch if an op before the update uses its value, or a
+number computed from it alone, for anything but
 
 * to scale another value by it; or
 * to choose between values that are only written.
@@ -21,7 +21,7 @@ from slimguard.graph.control_flow import SWITCHES
 _MERGES = frozenset(['Merge', 'RefMerge'])
 _CHOOSES = _MERGES | frozenset('Select SelectV2 If StatelessIf Case StatelessCase'.split())
 _SCALES = frozenset('Mul MulNoNan RealDiv Div DivNoNan'.split())
-# Ops whose result is a count if all inputs are counts: arithmetic, as in a schedule, but no choice.
+# Ops whose result is a count if all inputs are counts: arithmetic, as in a schedule, not choices.
 _COUNTS = frozenset(
     'Identity ReadVariableOp Cast Add AddV2 Sub Mul FloorMod FloorDiv Maximum Minimum Equal '
     'NotEqual Less LessEqual Greater GreaterEqual LogicalNot LogicalAnd LogicalOr RealDiv Div '
@@ -30,7 +30,7 @@ _COUNTS = frozenset(
 
 
 class ForwardWrites:
-    """Collects the writes that gradients wait for, by how each has to be treated.
+    """Collects the writes that gradients wait for, by the treatment that each needs.
 
     Attributes:
       put_back: the writes to undo after a bad step, by variable.
@@ -45,7 +45,7 @@ class ForwardWrites:
         self.opaque: List[tf.Operation] = []
 
     def add(self, write: tf.Operation) -> bool:
-        """Collects a write; returns whether the values that it takes are to be checked.
+        """Collects a write; returns whether its input values are to be checked.
 
         Raises:
           ValueError: if the write cannot be undone.
@@ -73,7 +73,7 @@ class ForwardWrites:
 
 
 def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
-    """The writes that are not held back in a run that trains nothing.
+    """The writes that the gate does not hold back in a run that trains nothing.
 
     These are writes to local variables, which are in no checkpoint, such as the epoch counter of an
     input; and writes to a counter that picks the batch. If the gate held back such a counter, it
@@ -127,7 +127,7 @@ def _find_batch_counters(step: StepGraph, gated: Set[tf.Operation]) -> Set[tf.Op
             counts[op] = taken
         elif op.type in _SCALES or (op.type in _CHOOSES and _is_only_written(op, step, needed)):
             continue
-        elif not all(t.dtype == tf.string for t in op.outputs):  # such as an Assert or a summary
+        elif not all(t.dtype == tf.string for t in op.outputs):  # not so for an Assert or a summary
             found |= taken
     return found
 

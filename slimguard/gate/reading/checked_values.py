@@ -20,7 +20,7 @@ class Check(NamedTuple):
 
     tensor: tf.Tensor
     name: str
-    # A learning rate or the like: it multiplies what is written.
+    # Whether it multiplies what is written, as a learning rate does.
     is_factor: bool = False
     # For a gradient that an optimizer takes, the name of its variable; else ''.
     gradient_of: str = ''
@@ -39,7 +39,7 @@ class CheckedValues:
         self._gated = gated
         self._losses = {key(loss) for loss in losses}
         self._checks: Dict[Tuple[tf.Operation, int], Check] = {}
-        self._is_small: Dict[tf.Operation, bool] = {}  # of constants, which many writes share
+        self._is_small: Dict[tf.Operation, bool] = {}  # caches answers for constants
         self._written_ahead = {
             variable
             for write in step.writing
@@ -59,7 +59,7 @@ class CheckedValues:
 
         Returns:
           The ranges in which arguments of the write must lie for these checks to suffice; None if
-          only the written value shows whether it is finite.
+          only the variable, once written, shows whether it is finite.
         """
         if self._step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
             return None
@@ -99,7 +99,7 @@ class CheckedValues:
         return self._is_small[tensor.op]
 
     def _key_of(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-        """A key that all reads of one value share: Adam reads `beta1_power` for each kernel."""
+        """A key shared by all reads of one value: Adam reads `beta1_power` for each kernel."""
         op = tensor.op
         while op.type == 'Identity' and not graphs.is_reference(op.inputs[0]):
             op = self._step.resolve(op.inputs[0]).op
@@ -121,7 +121,7 @@ def _role_name(write: tf.Operation, role: str) -> str:
 
 
 def _accumulated_name(write: tf.Operation) -> str:
-    """The variable in an accumulator's name by SyncReplicasOptimizer; else the op's own name."""
+    """The variable in the name of SyncReplicasOptimizer's accumulator; else the op's own name."""
     accumulator = write.inputs[0].op
     try:
         name = tf.compat.as_str(accumulator.get_attr('shared_name'))
@@ -129,4 +129,4 @@ def _accumulated_name(write: tf.Operation) -> str:
         name = ''
     if not name.endswith('/grad_accum'):
         return accumulator.name
-    return name[: -len('/grad_accum')].partition(':')[0]  # of the tensor w:0, the variable is w
+    return name[: -len('/grad_accum')].partition(':')[0]  # the name has w:0 for the variable w

@@ -1,8 +1,8 @@
 """Which ops of a step are gated, and which ops have to run before any of them writes.
 
 Gated are the writes that can wait for the decision, and all ops after them. Ops before the
-gradients are left as they are; a write among them is a *forward write*, and is put back
-(batch_counters.py).
+gradients are left as they are. A write among them is a *forward write*; the gate undoes it after a
+bad step (batch_counters.py).
 """
 
 from typing import Dict, List, Optional, Set
@@ -33,12 +33,12 @@ def find_gated_ops(
       ValueError: if a placeholder would have to be gated.
     """
     training = _find_training_writes(step) if left_alone is None else set()
-    # What an earlier gate holds back is gated here, too. If such a write stayed in the forward
-    # pass, the earlier gate would make it, and the new gate would run the original as well.
+    # Gate all that an earlier gate holds back. If such a write stayed in the forward pass, the
+    # earlier gate would make it, and the new gate would run the original as well.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training, loss) if left_alone is None else left_alone
     if not forward or left_alone is not None:
-        # Nothing trains: a write that another train op puts back is put back here as well.
+        # Nothing trains: a write that another train op's gate undoes is undone here as well.
         forward = forward.union(filter(is_put_back, step.writing))
         training = set(step.writing) - forward
     gated: _Ops = set()
@@ -50,7 +50,7 @@ def find_gated_ops(
             loops.add(graphs.loop_around(op))
     gated = _with_loops(step, gated, loops - {None})
     if isinstance(step.train_op, tf.Operation):
-        gated.add(step.train_op)  # it waits for all that the step writes
+        gated.add(step.train_op)  # the train op waits for all writes of the step
     _require_no_placeholder(step, gated)
     return gated
 
@@ -58,8 +58,8 @@ def find_gated_ops(
 def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
-    Any other write to a trainable variable updates a statistic whose variable was left trainable.
-    If there is no other training write, as with gradients of a `tf.GradientTape`, these count.
+    Any other write to a trainable variable updates a statistic that the script left trainable. It
+    counts only if there is no other training write, as with a `tf.GradientTape`.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}
@@ -80,7 +80,7 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
     for value in (step.core, loss):
         if value is not None and graphs.is_float(value):
             made_of = graphs.ancestors([value.op], step.needs)
-            if training.isdisjoint(made_of):  # else the value is a loss of the next update
+            if training.isdisjoint(made_of):  # else the value belongs to the next update
                 computed.update(made_of)
     before_training = [needed for write in training for needed in step.needs(write)]
     forward = computed.union(graphs.ancestors(before_training, step.needs))
@@ -88,7 +88,7 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
 
 
 def _find_slot_writes(step: StepGraph, training: _Ops, computed: _Ops) -> _Ops:
-    """Writes that a training write needs, but no gradient needs: they can be gated as well.
+    """Writes that a training write needs but no gradient needs: these can be gated as well.
 
     Adam's sparse update has such writes: it decays its moments, scatters into them, reads them, and
     subtracts from the weights. This function follows such arithmetic from the training writes back
@@ -126,7 +126,7 @@ def _makers_of_written_values(step: StepGraph, training: _Ops) -> List[tf.Operat
 
 
 def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
-    """A loop runs as one: if one op in it is gated, all are, and all ops after it."""
+    """Gates whole loops: if one op of a loop is gated, so are its others, and all ops after it."""
     if not loops:
         return gated
     for op in step.order:
@@ -137,7 +137,7 @@ def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
 
 def _require_no_placeholder(step: StepGraph, gated: _Ops) -> None:
     for op in step.order:
-        is_ours = op.name.startswith(graphs.OURS)  # users do not feed our placeholders
+        is_ours = op.name.startswith(graphs.OURS)  # our placeholders have defaults
         if op in gated and op.type.startswith('Placeholder') and not is_ours:
             raise ValueError(
                 'cannot guard: placeholder %r waits for a write (it was made under '
@@ -166,8 +166,8 @@ def find_barrier(
 def _ways_out(step: StepGraph, writes: List[tf.Operation]) -> List[tf.Operation]:
     """The ops that lead out of the branches and loops that `writes` are in.
 
-    An op that waits for these has waited for the writes: every path from a write to the train op
-    leads through one of them.
+    An op that waits for these ops also waits for the writes: every path from a write to the train
+    op leads through one of them.
     """
     around = {graphs.outermost_context(write) for write in writes} - {None}
     if not around:

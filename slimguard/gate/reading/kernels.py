@@ -1,9 +1,9 @@
-"""When an optimizer's kernel makes finite numbers of finite and small ones.
+"""When an optimizer's kernel turns small finite numbers into finite ones.
 
-On the fast path no variable is checked after the update, so a kernel may run there only if this is
-known. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the learning
-rate, Adagrad by the root of what it has accumulated. Arguments that are constants are judged here;
-each step compares the others with their ranges (fast_path.py).
+On the fast path no variable is checked after the update, so only a kernel that is known to do this
+may run there. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the
+learning rate, Adagrad by the root of what it has accumulated. Arguments that are constants are
+judged here; each step compares the others with their ranges (fast_path.py).
 """
 
 import re
@@ -18,9 +18,9 @@ from slimguard.graph import key
 
 _NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below one; numbers are compared in float64
 _ANY = (-1e12, 1e12)
-# The ranges of arguments (both ends included) in which kernels make finite numbers of small ones.
-# The ranges keep divisors so large that dividing a gradient or a learning rate that passes the fast
-# path does not overflow.
+# The ranges of arguments (both ends included) in which kernels turn small numbers into finite ones.
+# They keep divisors large: on the fast path, a gradient or learning rate divided by one does not
+# overflow.
 _RANGES: Dict[str, Tuple[float, float]] = {
     'beta': (0, 1),
     'beta1': (0, _NEARLY_ONE),
@@ -44,7 +44,7 @@ _RATE_OF_FTRL = (1e-12, 1e12)
 # Kernels that divide by one plus the rate times l2.
 _DIVIDES_BY_RATE = re.compile('Proximal|AdagradDA')
 _RATE_THAT_IS_ADDED = (0, 1e12)
-# Arguments that accumulate squares on top of an initial value, and the kernels that divide by them
+# Arguments that hold an initial value plus accumulated squares, and the kernels that divide by them
 # without an epsilon.
 _ACCUMULATED = frozenset('accum gradient_squared_accumulator'.split())
 _DIVIDES_BY_ACCUMULATED = re.compile('Adagrad|Ftrl')
@@ -63,7 +63,7 @@ class Beginnings:
     """Knows the initial values of the variables of a graph.
 
     Args:
-      graph: the graph. Its variables are listed at the first question.
+      graph: the graph. Its variables are listed on first use.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -90,12 +90,12 @@ class Kernels:
         self._beginnings = Beginnings(step.graph)
 
     def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
-        """The ranges that arguments must lie in for a kernel to make finite numbers of small ones.
+        """The ranges of arguments in which a kernel turns small numbers into finite ones.
 
         Constants are left out. None if a constant is out of its range, or no range is known.
         """
         if 'CenteredRMSProp' in kernel.type:
-            return None  # it takes the root of a difference, which rounding can make negative
+            return None  # it takes a root of a difference that rounding can make negative
         if not self._begins_above_zero(kernel):
             return None
         given = {each.role: self._step.resolve(each.tensor) for each in graphs.values_of(kernel)}
@@ -139,7 +139,7 @@ class Kernels:
 
 
 def _allowed(kernel: tf.Operation, name: str) -> Optional[Tuple[float, float]]:
-    """The range in which an argument does no harm; None if none is known."""
+    """The range in which an argument does no harm; None if no range is known."""
     if name in ('lr', 'alpha') and 'Ftrl' in kernel.type:
         return _RATE_OF_FTRL
     if name in ('lr', 'alpha') and _DIVIDES_BY_RATE.search(kernel.type):

@@ -1,23 +1,22 @@
-"""Finds which values that a step writes late stay finite, and which need a trial.
+"""Finds which late values of a step stay finite, and which need a trial.
 
 A *late* value is computed after a gated write, so it cannot be checked before that write. But the
 values that it is computed from can be checked. :class:`LateValues` follows a late value back to
-these, as long as the ops in between make finite numbers from finite ones, except for sums
-that overflow.
+these, through ops that make finite numbers from finite ones unless a sum overflows.
 
 Some writes of late values are known to stay finite, in any number of steps:
 
 * copies, clipped or not, multiples by a number between zero and one, and averages: none is larger
-  than the largest variable that it is made of, so none can grow until it is Inf;
+  than the largest of its variables, so none can grow to Inf;
 * constants, and sums with checked values, which leave a large number as it is;
 * Adam's update of the rows that were looked up, ``w.assign_sub(rate * m / (sqrt(v) + epsilon))``:
-  the step itself has made `m` of checked values, and `v` is never below zero. Without this rule
-  each step of an embedding would be a trial, and take half as long again.
+  the step itself has computed `m` from checked values, and `v` is never below zero. Without this
+  rule each step of an embedding would be a trial, and take 1.5 times as long.
 
-Any other late write makes the step a trial. So does a write that reads a variable which the step
-does not write, since others may write anything to it; and a sum in float16, whose range is small.
-In other dtypes variables are assumed to be smaller than half of the largest number, so that a
-difference of two is finite.
+Any other late write makes the step a trial. So does a write that reads a variable that the step
+does not write, since another run may write anything to it; and a sum in float16, whose range is
+small. In other dtypes variables are assumed to be smaller than half of the largest number, so that
+a difference of two is finite.
 """
 
 import math
@@ -36,9 +35,9 @@ _ADDS = re.compile(r'(Resource)?(Assign|Scatter(Nd)?)(Add|Sub)(VariableOp)?$')
 _SUMS = frozenset('Add AddV2'.split())
 _GATHERS = frozenset('Gather GatherV2 ResourceGather'.split())
 _ROWS = re.compile(r'(Resource)?ScatterUpdate$')
-_ROUNDING = 2e-7  # of weights that add up to one
+_ROUNDING = 2e-7  # the rounding error of weights that add up to one
 _LARGEST_CONSTANT = 1e6
-# Adding checked values, divided by this or more, leaves a large number finite, however often.
+# Checked values divided by this or more can be added any number of times without overflow.
 _LEAST_EPSILON = 1e-12
 _KEEP_FINITE = frozenset(
     'Identity ReadVariableOp Const Cast Sub Add AddV2 AddN Neg Minimum Maximum Sqrt Reshape '
@@ -61,9 +60,9 @@ class LateValues:
         return tensor.op in self.ops
 
     def sources_of(self, tensor: tf.Tensor) -> Optional[List[tf.Tensor]]:
-        """The tensors to check so that `tensor` is finite, or None if that is not enough.
+        """The tensors whose check shows that `tensor` is finite; None if no such check is enough.
 
-        For a tensor that is not late, the tensor itself. For a late one, the tensors it is made of.
+        For a tensor that is not late, the tensor itself; else the tensors that it is made of.
         """
         if tensor not in self:
             return [tensor]
@@ -89,7 +88,7 @@ class LateValues:
 
 
 def keeps_finite(op: tf.Operation) -> bool:
-    """Whether the results of `op` are finite if its inputs are, but for sums that overflow."""
+    """Whether finite inputs give finite results, unless a sum overflows."""
     if op.type == 'Mul':
         return any(t.shape.rank == 0 for t in op.inputs)
     if op.type == 'RealDiv':
@@ -119,7 +118,7 @@ def _is_count(op: tf.Operation) -> bool:
 def find_ranges(
     writes: Sequence[tf.Operation], step: StepGraph, late: LateValues
 ) -> Optional[List[Range]]:
-    """The ranges of factors in which the late writes in `writes` stay finite; None if unknown.
+    """The ranges of factors in which the late ones of `writes` stay finite; None if unknown.
 
     Args:
       writes: the gated writes, without those that are judged after the update.
@@ -148,7 +147,7 @@ class _LateWrites:
         self._never_negative: Dict[tf.Operation, bool] = {}  # of variables
 
     def stays_finite(self, write: tf.Operation) -> bool:
-        """Whether a write of values made of finite variables is known to be finite for ever."""
+        """Whether a write is known to stay finite in any number of steps, if it began finite."""
         values = [value for value in self._values_of(write) if value in self._late]
         if len(values) != 1:
             return not values  # a value that is not late is checked before the update
@@ -223,12 +222,12 @@ class _LateWrites:
                 return self._is_share(inputs[0]) and self._is_never_negative(inputs[1])
             return op.type == 'Cast' and self._is_share(inputs[0])
         if graphs.variable_read(factor) in self._writes:
-            return False  # it may be written before it is used
+            return False  # it may be written before its use
         self.ranges.append(Range(factor, 0.0, 1.0))
         return True
 
     def _is_quotient(self, value: tf.Tensor) -> bool:
-        """Whether a value is a checked one divided by ``sqrt(v) + epsilon``."""
+        """Whether a value is a checked value divided by ``sqrt(v) + epsilon``."""
         if value.op.type != 'RealDiv' or value.dtype.base_dtype == tf.float16:
             return False
         dividend, divisor = self._inputs_of(value)
@@ -244,7 +243,7 @@ class _LateWrites:
         return False
 
     def _is_checked(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor is checked, or read from a variable made of checked values in this step.
+        """Whether a tensor is checked, or reads a variable that this step made of checked values.
 
         In the second case the step assigns all elements of the variable, or the rows of `tensor`,
         before the read, and it assigns and adds nothing but checked values.
@@ -296,7 +295,7 @@ class _LateWrites:
         return op.type == 'Square' or (op.type == 'Sub' and self._is_share(tensor))
 
     def _is_variable_never_negative(self, variable: tf.Operation) -> bool:
-        """Whether its first value and all values written to it are not negative."""
+        """Whether a variable's initial value and all values written to it are at least 0."""
         if variable not in self._never_negative:
             self._never_negative[variable] = True
             lowest = self._beginnings.lowest_of(variable)
@@ -317,5 +316,5 @@ class _LateWrites:
 
 
 def _variable_read(tensor: tf.Tensor) -> Optional[tf.Operation]:
-    """The variable whose whole value a tensor is; None if it is only rows of one."""
+    """The variable that a tensor reads as a whole; None if it reads only rows."""
     return None if tensor.op.type in _GATHERS else graphs.variable_read(tensor)

@@ -17,19 +17,19 @@ from slimguard.system import texts
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
 
 
-# A line for the log, with the name of a train op and why its loss is not known.
+# A log line; takes the name of a train op, and why its loss is not known.
 NOT_KNOWN = (
     'the loss of train op %r is not known, so it is neither checked nor compared with max_loss: '
     '%s. Its gradients, and what it writes, are checked all the same. '
     'slimguard.guard(train_op, loss=...) gives it a loss.'
 )
 
-# How many losses the name of a mean lists.
+# How many losses the name of their mean lists.
 _MOST_NAMES = 3
 
 
 def as_scalar(loss: tf.Tensor) -> tf.Tensor:
-    """A loss as a scalar: its mean, if it has, or may have, more than one element."""
+    """A loss as a scalar: its mean, if it may have more than one element."""
     if loss.shape.ndims == 0:
         return loss
     for made in loss.consumers():
@@ -43,12 +43,12 @@ def as_scalar(loss: tf.Tensor) -> tf.Tensor:
 def mean_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     """The loss of a step that has several, one for each replica or tower: their mean, a scalar.
 
-    It is not finite if one of them is not.
+    The mean is not finite if one of the losses is not.
     """
     scalars = list({key(loss): as_scalar(loss) for loss in losses}.values())
     if len(scalars) == 1:
         return scalars[0]
-    for made in scalars[0].consumers():  # an earlier call may have made it
+    for made in scalars[0].consumers():  # an earlier call may have made the mean
         if made.type == 'AddN' and _MEANS.match(made.name) and len(made.inputs) == len(scalars):
             if all(key(one) == key(other) for one, other in zip(made.inputs, scalars)):
                 return made.outputs[0].consumers()[0].outputs[0]
@@ -58,9 +58,9 @@ def mean_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def label_of(loss: tf.Tensor) -> str:
-    """The name of a loss, or of the tensor that it is the mean of, in words: ``loss total_loss``.
+    """The name of a loss, or of the tensor whose mean it is, in words: ``loss total_loss``.
 
-    If nobody has named the op, the name from the user's code comes first, and the op's after it:
+    If TensorFlow named the op, the name from the user's code comes first, the op's second:
     ``loss cost (Mean_3)``; or ``loss (Mean_3)``, if the code calls it ``loss``. The loss of two
     towers is ``loss (mean of tower_0/cost, tower_1/cost)``.
     """
@@ -77,7 +77,7 @@ def label_of(loss: tf.Tensor) -> str:
 
 
 def _is_automatic(op: tf.Operation) -> bool:
-    """Whether TensorFlow has named an op by itself."""
+    """Whether TensorFlow, and not the user, chose the name of an op."""
     last = re.sub(r'_\d+$', '', op.name.rpartition('/')[2])
     return last == op.type or last in _OPERATORS
 
@@ -91,8 +91,8 @@ def find_losses(
 ) -> List[tf.Tensor]:
     """The floating scalars that are losses and are known before the update; `loss` comes first.
 
-    A scalar made in a branch or loop does not count, unless the train op is inside, too: a step in
-    which the branch does not run could not fetch it.
+    A scalar made in a branch or loop does not count, unless the train op is made there, too: a step
+    in which the branch does not run could not fetch the scalar.
     """
     found = [] if loss is None else [step.source_of(loss)]
     if step.core is not None and _is_scalar(step.core):
@@ -103,7 +103,7 @@ def find_losses(
         found = [t for t in candidates if t.op in needed and _is_scalar(t)]
     found = [t for t in found if graphs.is_seen_from(t, op_of(step.train_op))]
     unique = {key(t): t for t in found if t.op not in gated}
-    # A loss made of fed tensors often has no static shape; then its mean counts.
+    # A loss computed from fed tensors often has no static shape; then its mean counts.
     return [as_scalar(each) for each in unique.values()]
 
 

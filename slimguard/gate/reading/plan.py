@@ -1,7 +1,7 @@
 """The plan of a gate: what a train op consists of, and what has to happen to each part.
 
-:func:`make_plan` reads the graph and decides; it builds nothing. :mod:`slimguard.gate` explains
-the words *forward*, *gated*, *forward write* and *trial* that are used here.
+:func:`make_plan` only reads the graph. :mod:`slimguard.gate` explains the words *forward*, *gated*,
+*forward write* and *trial*.
 """
 
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
@@ -33,14 +33,14 @@ class Plan(NamedTuple):
         so that a NaN in them stays.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read after the write.
-      trial: whether the gated writes can only be judged by the values that they wrote.
+      trial: whether only the written values show if the gated writes are good.
       ranges: the ranges of kernel arguments and of factors of late writes. If one of these is out
         of its range, the step has to check the values that it wrote.
-      barrier: ops that must have run before anything is written (asserts and the like).
+      barrier: ops that must run before anything is written, such as asserts.
       values: tensors of the step that are fetched beside the train op.
       trains: whether it may train; False for a run that only writes.
-      chief_at: for the update that a chief makes of accumulated gradients, the device of the chief:
-        it decides, as there is no loss. Else None.
+      chief_at: for a chief's update with accumulated gradients, the device of the chief, which
+        decides since there is no loss. Else None.
     """
 
     step: StepGraph
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
     @property
     def is_chiefs(self) -> bool:
-        """Whether it plans the update that a chief makes of accumulated gradients."""
+        """Whether this is the plan of a chief's update with accumulated gradients."""
         return self.chief_at is not None
 
 
@@ -141,7 +141,7 @@ def _find_changed(step: StepGraph, gated_writes: Sequence[tf.Operation]) -> Set[
     """The float variables whose new value is computed from the old one.
 
     Of variables that a function or a loop writes, only the trainable ones count. Variables that are
-    only assigned do not count: one may begin as an Inf, as the smallest loss so far does.
+    only assigned do not count: some begin as Inf, such as a smallest loss so far.
     """
     trainable = graphs.trainable_in(step.graph)
     found: Set[tf.Operation] = set()
@@ -154,7 +154,7 @@ def _find_changed(step: StepGraph, gated_writes: Sequence[tf.Operation]) -> Set[
 
 
 def _require_end(step: StepGraph, gated: Set[tf.Operation]) -> None:
-    """Raises ValueError if the train op is a value of the forward pass, which no gate can delay."""
+    """Raises ValueError if the train op is a value of the forward pass: no gate can delay it."""
     if op_of(step.train_op) not in gated:
         writes = step.writing[0]
         raise ValueError(

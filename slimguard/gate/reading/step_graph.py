@@ -1,4 +1,4 @@
-"""The ops of a step: all that a train op needs, and its value without the checks around it."""
+"""The ops of a step: all ops that a train op needs, and its value without the checks around it."""
 
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set
 
@@ -20,21 +20,21 @@ class GuardedBefore(NamedTuple):
 class StepGraph:
     """The ops that a train op needs, read through older gates.
 
-    To read through a gate is to take the original in place of a guarded train op.
+    To read through a gate means to take the original instead of the guarded train op.
 
     Attributes:
       core: the Tensor whose value the train op returns, without the Identity and CheckNumerics
         ops around it; None if the train op is an Operation.
       raises: the messages of those CheckNumerics ops.
       waits: what those CheckNumerics ops wait for.
-      order: every op the train op needs, each after what it needs.
+      order: every op that the train op needs, in topological order.
       writes: which ops of the graph write, and what.
       writing: the writes in `order`.
       gated_before: the ops that older gates in this step hold back.
 
     Args:
       guarded: the train ops that are guarded already.
-      fed: the tensors that its runs feed; ops that only these tensors need do not run.
+      fed: the tensors that runs of the step feed; ops that only these tensors need do not run.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class StepGraph:
     def resolve(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor to look at in place of `tensor`.
 
-        For an output of a guarded train op, that of its original; for an output of a CheckNumerics,
-        its input; else `tensor` itself.
+        For an output of a guarded train op, the output of its original; for an output of a
+        CheckNumerics, its input; else `tensor` itself.
         """
         if tensor.op in self._peeled:
             return self._peeled[tensor.op]
@@ -92,7 +92,7 @@ class StepGraph:
         return [self._stand_in(control) for control in graphs.controls_of(op)]
 
     def and_what_follows(self, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
-        """Some ops of the step, and all ops of the step that need one of them."""
+        """`ops`, and all ops of the step that need one of them."""
         found = set(ops)
         for op in self.order if found else ():
             if not found.isdisjoint(self.needs(op)):

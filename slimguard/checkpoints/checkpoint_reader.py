@@ -78,8 +78,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     """All checkpoints in a directory, from the oldest to the newest; none of them is opened.
 
     Checkpoints in the state file keep its order, since copying a directory loses the times of
-    files. A checkpoint that it does not name counts as newer if its time and its step are both
-    larger.
+    files. Another checkpoint counts as newer if its time and its step are both larger.
     """
     logdir = files.as_path(logdir)
     try:
@@ -151,8 +150,7 @@ def read(path: str) -> Inspection:
     if files.exists(path + '.index') and not files.is_file(path + '.index'):
         return Inspection(step, '%s.index is no regular file' % path, ())  # a FIFO would block
     try:
-        # Not load_checkpoint: on a file system without directories it takes the prefix for a
-        # directory.
+        # Not load_checkpoint: without directories in a file system it takes the prefix for one.
         reader = tf1.train.NewCheckpointReader(path)
         for name in sorted(reader.get_variable_to_shape_map()):
             value = np.asarray(reader.get_tensor(name))

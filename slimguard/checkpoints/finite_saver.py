@@ -7,8 +7,7 @@ file, list or clean-up.
 
 After each restart a Saver saves the same step again, and replaces the two files of that checkpoint.
 A kill between the two files would leave a broken checkpoint as the newest, and the new checkpoint
-may be refused. So a `Spare` keeps the old checkpoint under another name until the new one is
-published.
+may be refused. So a `Spare` keeps the old checkpoint under another name until then.
 """
 
 import contextlib
@@ -153,8 +152,7 @@ class FiniteSaver(tf1.train.Saver):
                     _note_published(saved)
                 return given + saved[len(path) :]
             except NotGood as refusal:
-                # The list does not have saves with write_state=False, and is empty with
-                # max_to_keep=0.
+                # The list lacks saves with write_state=False; with max_to_keep=0 it is empty.
                 newest = next(reversed(self.last_checkpoints), self._saved)
                 self.refused.append(_refused(refusal, path, newest, sess.graph))
                 del self.refused[:-_REMEMBERED]

@@ -183,8 +183,7 @@ class RankRestorer(FirstStateRestorer):
 
     Args:
       saver: the training's own saver, or None.
-      directory: where this rank saves the restored state, for a restart; None if this rank does not
-        save.
+      directory: where this rank saves the restored state, for a restart; None if it does not save.
     """
 
     def __init__(self, saver: Optional[tf1.train.Saver], directory: Optional[str]):

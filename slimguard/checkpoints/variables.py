@@ -86,8 +86,7 @@ def _one_by_one(session, variables: Dict[str, Any]) -> Iterator[Tuple[str, np.nd
 
 def assign(session, values: Iterable[Tuple[Any, np.ndarray]]) -> None:
     """Assigns values to variables by running their initializers: a graph may be finalized."""
-    # One run for each: two initializers may take the same tensor, and a run feeds it only one
-    # value.
+    # One run for each: two initializers may take one tensor, but a run feeds it one value.
     for variable, value in values:
         session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 

@@ -98,8 +98,8 @@ def require_tensorflow() -> None:
 def revive() -> Tuple[Repair, ...]:
     """Puts back the names that tf-slim uses and the installed TensorFlow lacks.
 
-    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: it changes no name that
-    exists already.
+    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: it changes no existing
+    name.
 
     Returns:
       All repairs made in this process so far.

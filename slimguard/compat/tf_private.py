@@ -31,8 +31,7 @@ def session_class() -> type:
 def control_flow_context(op: tf.Operation) -> Any:
     """The branch or loop (of v1 control flow) that `op` was created in, or None.
 
-    `Operation._get_control_flow_context`. The public `tf.Graph` knows only the context of the next
-    op.
+    `Operation._get_control_flow_context`. The public `tf.Graph` has only the context of new ops.
     """
     return op._get_control_flow_context()
 

@@ -34,8 +34,7 @@ from slimguard.gate import Label
 from slimguard.graph import key
 from slimguard.incidents import policies
 
-# Explains a step whose tensors are all finite, by the kind of its labels; the most specific kind
-# comes first.
+# By kind of label, explains a step whose tensors are all finite; the most specific kind is first.
 _BY_KIND = (
     (Label.LIMIT, explain_step.explain_limit),
     (Label.NORM, explain_step.explain_norm),

@@ -77,8 +77,7 @@ class Diagnosis(NamedTuple):
       ranges: the range of each float tensor of the step, in the order of the ops.
       kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
         any other cause, and if none was found.
-      explosion: the sentence on an explosion in the steps before that led to the bad step; '' if
-        none.
+      explosion: the sentence on an earlier explosion that led to the bad step; '' if none.
     """
 
     phase: str

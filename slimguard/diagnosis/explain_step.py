@@ -135,8 +135,7 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
         if measured.step.is_fed(tensor):
             continue
         if op.type in ('Softmax', 'Sigmoid'):
-            # If the op never returned that number, another factor made the 0, such as a label of
-            # zeros.
+            # If it never returned that number, another factor made the 0, such as a label.
             if its_range is not None and bad in (its_range.min, its_range.max):
                 return '; its input comes from a %s' % op.type
         elif op.type == 'Sub':
@@ -171,8 +170,7 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
         [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
     )
     # With weights of normal size, it may be chance that a batch gives a root or a logarithm an
-    # input outside its domain. It is not chance with an optimizer's slots, which last from step to
-    # step.
+    # input outside its domain. It is not chance with an optimizer's slots, which last.
     is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
     is_chance = is_chance and not made_of.slots
     return policies.BATCH if is_chance or far else overflow

@@ -73,8 +73,7 @@ class Gate:
       beside: the guarded runs that threads make beside these steps: the updates of the chief of
         synchronous replicas, and summaries that write.
       takes_from: for the gate of a chief's update, the accumulators that it takes gradients from.
-      is_beside: whether a thread makes the gate's runs beside the steps; the steps do not fetch
-        this gate.
+      is_beside: whether a thread makes the gate's runs; the steps do not fetch this gate.
       fed: the computed tensors that runs of the step feed; empty for most gates.
       trains: whether it may guard a train op; False for a run that only writes.
       ranks: the processes that run the step together, and decide as one; see `Ranks`.

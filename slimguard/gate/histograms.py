@@ -1,8 +1,7 @@
 """Histogram summaries of values that are not finite.
 
 TensorFlow's op raises "Nan in summary histogram for: ..." for such values. In a Supervisor's thread
-or a `SummarySaverHook` this error ends the training, although the gate would have held the bad
-step.
+or a `SummarySaverHook` this ends the training, although the gate would hold the step.
 """
 
 import tensorflow as tf

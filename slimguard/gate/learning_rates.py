@@ -79,8 +79,7 @@ class LearningRates:
             )
             # A session that has seen an op runs it with its old inputs, and TensorFlow does not say
             # which ops a session has seen. So `Untold.clear`, which no step runs, also gets a new
-            # input: if the session uses the new inputs, a run of `clear` leaves a sign in the
-            # table.
+            # input: with the new inputs, a run of `clear` leaves a sign in the table.
             no_sign = tf.constant(0.0, tf.float64)
             self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
             self._leave_sign = tf.raw_ops.LookupTableInsertV2(
@@ -202,8 +201,7 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
         elif not gate.trains:
             continue  # a run that does not train, such as one that clips weights, has no rate
         elif graphs.is_apply(write) or scaled.isdisjoint(graphs.ancestors([write])):
-            # An assignment after a scaled update is a constraint on the weight. No other write may
-            # stay.
+            # Only an assignment after a scaled update may stay: it is a constraint.
             raise NoLearningRateError(_NO_RATE % (write.type, write.name))
     return found
 

@@ -2,8 +2,7 @@
 
 Examples are a running mean of the input and a counter: `session.run([train_op, update_mean])`. They
 see the same batch, so they go through the same gate, and a bad step does not change their
-variables. Local variables are exempt: no checkpoint holds them, and a metric may be NaN in a good
-step.
+variables. Local variables are exempt: no checkpoint holds them, and a metric may be NaN.
 """
 
 from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
@@ -72,8 +71,7 @@ def _is_last_at(write: tf.Operation, variable: tf.Operation, theirs: Set[tf.Oper
     if variable not in theirs:
         return True
     uses = _users(variable) & theirs
-    # An Identity of a reference returns the variable's own memory, so its consumers read the
-    # variable, too.
+    # An Identity of a reference returns the variable's own memory, so its consumers read it, too.
     reads = [op for op in uses if op.type == 'Identity' and graphs.is_reference(op.inputs[0])]
     uses.update(user for read in reads for user in _users(read) & theirs)
     return uses.issubset(graphs.ancestors([write]))
@@ -144,8 +142,7 @@ def refuse_around(
             told = (by, element.name, first, texts.listed(names, MOST_NAMES))
             raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
         waits = not guarded.isdisjoint(needed[op])
-        # Do not log variables that the train op uses: the script sets these, as it sets learning
-        # rates.
+        # No line for variables that the train op uses: the script sets these.
         used = set() if waits else {each.name for each in theirs}
         for name in sorted(set(names) - used - named):
             named.add(name)

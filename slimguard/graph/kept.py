@@ -7,8 +7,7 @@ def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
     """The value that we keep on an object of TensorFlow; the first call makes it.
 
     The value is an attribute of the object. A dictionary of ours would keep both alive forever,
-    since the value refers to the object; and `export_meta_graph` warns of values in a graph's
-    collections.
+    since the value refers to the object; and `export_meta_graph` warns of values in collections.
     """
     name = '_slimguard_' + name
     kept = getattr(thing, name, None)

@@ -164,8 +164,7 @@ def arguments_of(op) -> List[_Argument]:
     for argument in arguments:
         count = 1
         if argument in lists:
-            # A single list takes all inputs that the other arguments leave; for several lists, ask
-            # the op.
+            # A single list takes all inputs that other arguments leave; for several, ask the op.
             count = (
                 len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
             )

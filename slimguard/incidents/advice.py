@@ -89,8 +89,7 @@ def for_cause(cause: str, is_advised: bool = False) -> str:
 
     Args:
       cause: the first lines of the diagnosis.
-      is_advised: whether the incident has advice of its own, which says more than the advice for a
-        phase.
+      is_advised: whether the incident has its own advice, which says more than a phase's.
     """
     cures = BY_CAUSE if is_advised else {**BY_CAUSE, **BY_PHASE}
     return next((cure for words, cure in cures.items() if words in cause), '')

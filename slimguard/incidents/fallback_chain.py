@@ -36,8 +36,7 @@ class FallbackChain:
         self.why_not = self.spent = self._why_skipped = ''
         self._factor: Optional[float] = None
         self._has_stopped = False
-        # What `tell` said last: the numbers of skipped steps and rollbacks, and whether 'stop'
-        # came.
+        # What `tell` said last: how many skipped steps and rollbacks, and whether it stopped.
         self._told = 0, 0, False
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise

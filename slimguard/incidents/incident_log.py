@@ -114,8 +114,7 @@ class IncidentLog:
           done_by: what acted, for the log: 'on_nan' for a policy, else the user's method.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is used up, such as ' (1 of 3 times)'.
-          why: the end of its reason: why this action was taken, and why earlier policies did not
-            apply.
+          why: the end of its reason: why this action, and why earlier policies did not apply.
           rows: digests of the bad rows that the step drew, by the names of the rows.
         """
         self.count += 1

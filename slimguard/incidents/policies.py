@@ -46,8 +46,7 @@ class PolicyState:
     """What policies need to know of a training.
 
     Attributes:
-      in_a_row: the number of incidents since the last good step or rollback, including the present
-        one.
+      in_a_row: the number of incidents since the last good step or rollback, with the present one.
       rollbacks: how often the training went back, without rollbacks that failed.
       state_lost: whether variables were bad before the present incident's step.
       in_vain: whether a rollback would not mend the variables at fault, since no step was good

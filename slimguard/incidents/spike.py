@@ -31,8 +31,8 @@ class Spike:
 
     The limit is a multiple of the median of the last `window` good steps. One limit is for the
     absolute value of the loss, the other for the norm of all gradients as the optimizer takes them
-    (after any clipping). The gate compares before anything is written. A loss far below zero is not
-    held.
+    (after any clipping). The gate compares before anything is written. It holds no loss far below
+    0.
 
     * A value that was once typical is no spike: the limit never falls below the largest median so
       far.

@@ -17,8 +17,7 @@ class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step at which each step began; without a global step, minus the number of
-        later steps.
+      step: the global step at which each step began; without one, minus the number of later steps.
       axis: what `step` counts, as the label of an axis.
       written: whether each step was written.
       loss, learning_rate, gradient_norm: a number for each step; None if none is known.
@@ -40,8 +39,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     """The last steps in the `history` of a bundle; None if there are none.
 
     Raises:
-      TypeError, ValueError, OverflowError: if `history` does not have the form that
-        `History.to_dict` makes.
+      TypeError, ValueError, OverflowError: if `history` is not as `History.to_dict` makes it.
     """
     if history is None or not history['step']:
         return None

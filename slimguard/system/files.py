@@ -50,8 +50,7 @@ def as_path(path: Path, name: str = 'logdir') -> str:
         text = text[len(_LOCAL_SCHEME) :] or '/'
     if is_remote(text):
         return text.rstrip('/') if not text.endswith('://') else text
-    # Not realpath: messages show a logdir as it was given. TensorFlow resolves `..` as abspath
-    # does.
+    # Not realpath: messages show a logdir as given. TensorFlow resolves `..` as abspath does.
     return os.path.abspath(text)
 
 

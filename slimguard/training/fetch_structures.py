@@ -113,8 +113,8 @@ class RunKinds:
     """A cache of results by kind of run, that is, by its fetches and its computed feeds."""
 
     def __init__(self) -> None:
-        # Each with a copy of its fetches: as long as they exist, no other object gets the ids in
-        # the key.
+        # Each with a copy of its fetches: while they exist, no other object gets the ids in the
+        # key.
         self._known: Dict[Any, Tuple[Any, Any]] = {}
 
     def of(

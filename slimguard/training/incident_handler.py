@@ -94,8 +94,7 @@ class IncidentHandler:
         Args:
           run_context: the `SessionRunContext` of the run.
           opened: the incident.
-          beside: the other incidents of the same run: they have the same batch, and get the same
-            decision.
+          beside: the other incidents of the same run: they share the batch and the decision.
           override: the user's method that acts on the incident; None if the policy does.
           name: what the log calls that method.
         """

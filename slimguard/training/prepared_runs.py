@@ -149,8 +149,7 @@ class _PreparedRun:
                 tensors.append(element.name)
             return tensors.index(element.name)
 
-        # A copy, since lists may change. As long as it exists, no other object gets the ids in its
-        # key.
+        # A copy, since lists may change. While it exists, no other object gets its ids.
         self._kept = map_fetches(fetches, lambda fetch: fetch), list(feeds)
         self._read = _reader(self._kept[0], place)
         self._run = fixed_run(session, names, tensors, targets)
@@ -234,8 +233,7 @@ def prepare_steps(session) -> Callable[[], None]:
     include those of hooks, and with empty options.
 
     `HookFetches` checks the fetches of hooks first. Sessions of other classes than TensorFlow's
-    own, and sessions whose `run` was replaced, stay as they are. In sessions of a cluster no run is
-    prepared.
+    own, and sessions whose `run` was replaced, stay as they are. In a cluster no run is prepared.
 
     Args:
       session: the session that hooks get when it is made.

@@ -43,8 +43,7 @@ class SlimLoop:
     """The step function and the session wrapper that `slim.learning.train` gets.
 
     Args:
-      make_runner: makes the `StepRunner` of a session; takes the last three arguments of
-        `StepRunner`.
+      make_runner: makes the `StepRunner` of a session; takes its last three arguments.
       session_wrapper: the user's session wrapper, or None.
       hooks: the hooks; their `begin` was called before the first session.
       watcher: the hook that handles the error of a numeric check.

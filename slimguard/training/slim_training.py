@@ -80,8 +80,8 @@ def train_with_slim(
         checkpoints = Restorer(saver, logdir, global_step)
         repair.resume_from_good(logdir)
         if given['summary_writer'] == default:
-            # As the Supervisor makes it, but with a suffix: a SummarySaverHook's file might get the
-            # same name.
+            # As the Supervisor makes it, but with a suffix: a SummarySaverHook's might get its
+            # name.
             given['summary_writer'] = tf1.summary.FileWriter(logdir, filename_suffix='.train')
         writer = given['summary_writer']
     training = Training(

@@ -207,8 +207,7 @@ class Histories:
       summaries: makes the summaries of a gate's steps, given the prefix of their tags; None for no
         summaries.
       spike_in_words: how the user asks for a `Spike`.
-      note_jump: called with the text about a written step with a number far beyond all earlier
-        ones.
+      note_jump: called with the text about a step with a number far beyond all earlier ones.
     """
 
     def __init__(self, spike: Optional[Spike], length: int):

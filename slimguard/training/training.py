@@ -79,8 +79,7 @@ class Training:
 
     Args:
       settings: the user's settings.
-      is_open: whether the function that made it also runs it; if not, a hook opens a training of
-        its own.
+      is_open: whether the function that made it also runs it; if not, a hook opens another.
       checkpoints: saves the last good state; None if this process saves none.
       saver: restores checkpoints; None for the graph's saver.
       number_of_steps: the global step at which it ends, or None.

@@ -112,8 +112,7 @@ class Run:
             if history is not None and row[IS_GOOD]:
                 history.note_good(row)
             elif history is not None and reports:
-                # If several threads train in a session, one may get the report of another thread's
-                # step.
+                # If several threads train in a session, one may get another's report.
                 *reports, last = reports
                 of_this_run = [history.note_bad(last, row, max_loss)]
             incidents += [of_gate(gate, each, max_loss=max_loss) for each in reports]
@@ -202,8 +201,7 @@ class WatchedRuns:
       loss: a loss to watch if no gate knows it; or None.
       refusal: the beginning of the error for a step of a train op without a gate; None to accept
         such a step, with a warning if there is no loss to watch.
-      row_of: called with a gate, and whether to keep what a bad step drew; returns the row to
-        fetch.
+      row_of: returns the row to fetch, given a gate and whether to keep a bad step's input.
       histories: the last steps of gates.
       guards_beside: whether other code gates writes beside a train op, or warns of them.
       watches_ahead: whether to watch all gates from the start, since the first run may bypass the

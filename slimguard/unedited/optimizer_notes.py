@@ -138,8 +138,7 @@ class OptimizerNotes:
         return bool(kept_on(graph, 'functions', list))
 
     def _compute_gradients(self, original, optimizer, *args, **kwargs):
-        # Only the outermost call is noted: an optimizer may pass a scaled loss to another
-        # optimizer.
+        # Only the outermost call is noted: an optimizer may pass a scaled loss to another.
         with self._inside:
             computed = original(optimizer, *args, **kwargs)
         if not self._inside:

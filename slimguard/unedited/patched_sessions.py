@@ -142,8 +142,7 @@ class PatchedSessions:
         self.seen.log_at_end()
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        # With a `feed_list`, TensorFlow's callable calls the guarded `run`; without one, it
-        # bypasses `run`.
+        # With a `feed_list`, TensorFlow's callable calls the guarded `run`; else it does not.
         is_below = feed_list is None and not OWN_WORK
         step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:

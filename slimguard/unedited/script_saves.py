@@ -115,8 +115,8 @@ class ScriptSaves:
 
         Args:
           session: the session.
-          is_to_be_found: whether a restart has to find the checkpoint; then this returns None
-            instead of saving a ``...-last``.
+          is_to_be_found: whether a restart has to find the checkpoint; if so, saves no ``...-last``
+            but returns None.
         """
         last = self._known[-1] if self._known else None
         if last is None or last.call is None:
@@ -136,8 +136,7 @@ class ScriptSaves:
             )
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number
-        # The same ops, but a new list of checkpoints: the script's saver would delete its oldest
-        # one.
+        # The same ops, but a new list of checkpoints: the script's own would delete one.
         saver = tf1.train.Saver(saver_def=last.saver.saver_def)
         return saver.save(session, path + end, latest_filename=_STATE_FILE)
 

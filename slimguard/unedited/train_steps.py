@@ -72,14 +72,12 @@ class GuardedStep:
 
     Attributes:
       gates: its gates, one for each separate update.
-      names: by gate, the name of the train op that the script fetches; empty if the run only
-        writes.
+      names: by gate, the name of the train op that the script fetches; empty if it only writes.
       args: the fetches: the script's, with guarded elements in place of those that train, and the
         train ops of the gates. It is always the same object, so that watchers recognize it.
       is_watched: whether a `NanLossHook` or `slimguard.train` watches it already. Then all other
         attributes are empty.
-      written: the ops of the variables that it may restore, except variables that a train op
-        writes.
+      written: the ops of the variables that it may restore, except those of train ops.
     """
 
     gates: Sequence[Gate]
@@ -146,8 +144,8 @@ class TrainSteps:
                     continue  # guard the op that runs the loop or branch
                 try:
                     self._guard([end], ())
-                    # A script may fetch such a loss beside the train op; the gate must then undo
-                    # the loss's writes.
+                    # A script may fetch such a loss beside the train op; the gate undoes its
+                    # writes.
                     for loss in self._notes.losses_that_write(end):
                         self._guard([end, loss], ())
                 except gates.NoLearningRateError:

@@ -116,8 +116,7 @@ class Ranks(NamedTuple):
       size: how many there are.
       add: called with a float32 vector and a unique name; returns the sum of the vectors of all
         ranks. All ranks have to run it, or none.
-      exchange: sends a text to the others, outside the training's sessions; None if there is no way
-        to.
+      exchange: sends a text to the others, outside the training's sessions; or None.
       signals: the signals that this process has received.
       checks: what is checked in the steps of the graph.
       train_op: the name of the train op.

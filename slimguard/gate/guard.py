@@ -174,6 +174,7 @@ def guard_with_values(
             return gate
         train_op = gate.original
     _require_open_graph(train_op)
+    graphs.note_counter(op_of(train_op))
     guarded = _guarded_in(graph)
     # No session of another thread may see a half-built gate: ops that a session has seen can get
     # no new inputs.

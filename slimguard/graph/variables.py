@@ -5,7 +5,8 @@ from typing import Any, Iterable, List, Optional, Set
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.graph.walk import is_reference
+from slimguard.graph.kept import kept_already, kept_on
+from slimguard.graph.walk import constant_scalar, is_reference
 
 # These ops hand a variable on, unchanged, to the consumers of their output.
 PASS_ON = frozenset(
@@ -52,15 +53,37 @@ def dtype_of(variable: tf.Operation) -> tf.DType:
 def global_step(graph: tf.Graph) -> Any:
     """The global step of a graph, a variable or a reference to one; None if there is none.
 
+    This is TensorFlow's global step, or else the counter that `note_counter` noted.
     A tensor of that name that is no integer variable does not count: scripts give the name to
     floats and placeholders.
     """
     try:
         step = tf1.train.get_global_step(graph)
     except TypeError:
-        return None
-    is_fed = isinstance(step, tf.Tensor) and variable_behind(step) is None
-    return None if is_fed else step
+        step = None
+    if isinstance(step, tf.Tensor) and variable_behind(step) is None:
+        step = None
+    return kept_already(graph, _COUNTER) if step is None else step
+
+
+def note_counter(train_op: tf.Operation) -> None:
+    """Notes the integer variable to which `train_op`, as `minimize` returns it, adds one.
+
+    `minimize(loss, global_step=step)` takes a variable of any name, which is the global step of
+    the graph if TensorFlow knows none.
+    """
+    if train_op.type not in ('AssignAdd', 'AssignAddVariableOp'):
+        return
+    counter = variable_behind(train_op.inputs[0])
+    if constant_scalar(train_op.inputs[1]) != 1 or counter is None:
+        return
+    with train_op.graph.as_default():
+        known = {variable.op: variable for variable in on_each_device(tf1.global_variables())}
+    if counter in known and known[counter].dtype.is_integer and known[counter].shape.rank == 0:
+        kept_on(train_op.graph, _COUNTER, lambda: known[counter])
+
+
+_COUNTER = 'counter'
 
 
 def device_of(op) -> str:

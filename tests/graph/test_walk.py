@@ -1,5 +1,7 @@
 """Walks over a graph return ops in the order in which they were made."""
 
+import functools
+
 import pytest
 import tensorflow as tf
 
@@ -26,3 +28,16 @@ def test_the_labels_of_a_gate_come_in_the_order_of_the_network():
     names = [label.name for label in gate_of(train_op).labels]
     gradients = [name for name in names if name.startswith('gradient of ')]
     assert gradients == ['gradient of ' + variable.op.name for variable in variables]
+
+
+@pytest.mark.parametrize('use_resource', [True, False])
+def test_the_variable_that_minimize_counts_in_is_the_global_step_if_there_is_no_other(use_resource):
+    make = functools.partial(tf1.get_variable, trainable=False, use_resource=use_resource)
+    counter, weight = make('n', initializer=0), tf1.get_variable('w', initializer=1.0)
+    minimize = tf1.train.GradientDescentOptimizer(0.1).minimize
+    slimguard.guard(minimize(tf.square(weight)), loss=tf.square(weight))
+    assert graphs.global_step(weight.graph) is None
+    slimguard.guard(minimize(tf.square(weight), global_step=counter), loss=tf.square(weight))
+    assert graphs.global_step(weight.graph) is counter
+    step = tf1.train.create_global_step()
+    assert graphs.global_step(weight.graph).op is step.op

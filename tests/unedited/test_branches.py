@@ -111,7 +111,9 @@ def test_what_is_named_as_the_global_step_and_is_none(kind, policy, tmp_path):
         return optimizer.minimize(loss, global_step=step)
 
     (incident,) = Script(tmp_path).run(make, policy)
-    assert incident.action == policy and incident.step is None
+    # The optimizer adds one to the int, so it is the global step even if TensorFlow knows none.
+    counted = 2 if kind.startswith('an int') else None
+    assert (incident.action, incident.step) == (policy, counted)
 
 
 def test_a_first_state_that_is_not_finite_is_nothing_to_go_back_to(tmp_path):

@@ -240,10 +240,9 @@ class Evidence:
         if self._spent > allowed and not self._is_told:
             self._is_told = True
             log().warning(
-                'Searches for the causes of bad steps and bundles (folders to run a bad step again '
-                "from) took %.0f s, more than %g s and a tenth of the training's time. While that "
-                'is so, now for about %.1f s, slimguard looks for NaN and Inf in the batch only, '
-                'unless the policy would raise or go back.',
+                'Looking for causes took %.0f s, more than %g s and a tenth of the time of the '
+                'training. For the next %.1f s, and whenever it has taken so long again, slimguard '
+                'checks only the batch for NaN and Inf, unless the policy would raise or go back.',
                 self._spent,
                 _FREE_SECONDS,
                 (self._spent - allowed) / _SHARE,

@@ -121,8 +121,7 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
     hold = 'hold what jumps before it is written (spike=True, or --spike=default), '
     return (
         'if this training explodes, go back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
-        'train with a smaller learning rate from the start, or clip the gradients '
-        '(clip_gradient_norm of create_train_op)'
+        'train with a smaller learning rate from the start, or clip the gradients'
         % (smaller, policy, policy, '' if 'times the median' in reason else hold)
     )
 

@@ -132,7 +132,8 @@ def _growth(steps: np.ndarray, good: np.ndarray, lines: Sequence[Tuple[str, np.n
 
 def _when(steps: np.ndarray, at: int) -> str:
     if math.isnan(steps[at]):
-        return ', %d steps before the last' % (len(steps) - 1 - at)
+        before = len(steps) - 1 - at
+        return ' (%d step%s before the last)' % (before, 's' if before > 1 else '')
     return ' at step %d' % steps[at]
 
 

@@ -20,7 +20,9 @@ def test_the_cause_of_an_explosion_is_the_jump_of_the_rate_before_it():
     assert explosion_in(jumped()) == said + '3 steps later'
     assert explosion_in(jumped(after=1)) == said + '1 step later'
     assert explosion_in(jumped(after=0)) == said + 'in the same step'
-    assert explosion_in(dict(jumped(), step=[None] * 105)).count(', 4 steps before the last; ') == 1
+    assert (
+        explosion_in(dict(jumped(), step=[None] * 105)).count(' (4 steps before the last); ') == 1
+    )
 
 
 @pytest.mark.parametrize(

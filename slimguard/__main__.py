@@ -97,7 +97,8 @@ def _doctor(options: argparse.Namespace) -> None:
     The JSON document has `versions`, by the name of the package; `put_back`, each with `name` and
     `source`; and `missing`, each with `name`, `why` and `remedy`, a pip command where one helps.
     """
-    report = compat.report()
+    with values.without_stderr():
+        report = compat.report()
     if options.json:
         print_document(
             {

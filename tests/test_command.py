@@ -101,10 +101,13 @@ class TestIncidents:
 
 
 def test_beside_a_bundle_that_is_not_there_the_others_are_named(tmp_path, capsys):
-    (tmp_path / 'slimguard' / 'incident-4').mkdir(parents=True)
-    (tmp_path / 'slimguard' / 'incident-4' / 'incident.json').touch()
+    times = {'10': '{"incident": {"time": 2.0}}', '4': '{"incident": {"time": 3.0}}', '5': '['}
+    for number, said in times.items():
+        (tmp_path / 'slimguard' / ('incident-' + number)).mkdir(parents=True)
+        (tmp_path / 'slimguard' / ('incident-' + number) / 'incident.json').write_text(said)
+    named = 'incident-5, incident-10, incident-4'
     for missing, said in (
-        ('slimguard/incident-99', '; the bundles in %s/slimguard: incident-4\n' % tmp_path),
+        ('slimguard/incident-99', '/slimguard, the newest last: %s\n' % named),
         ('logs', 'the line "to see what happened" at the end of a training'),
     ):
         with pytest.raises(SystemExit):

@@ -7,6 +7,7 @@ the message. The checks of a logdir and of TensorFlow end the command.
 import argparse
 import contextlib
 import importlib
+import json
 import math
 import os
 from typing import Callable, Iterator, List, NoReturn, Optional
@@ -102,11 +103,21 @@ def _near(path: str) -> str:
         names = sorted(os.listdir(parent))
     bundles = [name for name in names if os.path.isfile(os.path.join(parent, name, _BUNDLE))]
     if bundles:
-        return '; the bundles in %s: %s' % (parent, ', '.join(bundles))
+        bundles.sort(key=lambda name: _time_in(os.path.join(parent, name, _BUNDLE)))
+        return '; the bundles in %s, the newest last: %s' % (parent, ', '.join(bundles))
     return '; %s' % logdirs.NAMED_BY
 
 
 _BUNDLE = 'incident.json'  # the file that makes a folder a bundle
+
+
+def _time_in(path: str) -> float:
+    """The time of the incident in a bundle's JSON; a bundle without a time counts as the oldest."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            return float(json.load(file)['incident']['time'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -math.inf
 
 
 def find_tensorflow(as_json: bool = False, besides: str = '') -> None:
@@ -126,7 +137,7 @@ def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
     """Imports TensorFlow; ends the command with a sentence if the import fails."""
     find_tensorflow(as_json, besides)
     try:
-        with _without_stderr():
+        with without_stderr():
             importlib.import_module('tensorflow')
     except Exception as error:  # numpy or protobuf may raise anything
         refuse(
@@ -137,7 +148,7 @@ def require_tensorflow(as_json: bool = False, besides: str = '') -> None:
 
 
 @contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
+def without_stderr() -> Iterator[None]:
     """Drops the lines that TensorFlow's libraries print when they are loaded.
 
     No environment variable silences all of these lines. A failing import still raises its error.

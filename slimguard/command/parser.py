@@ -285,7 +285,9 @@ def _add_incidents(commands) -> None:
     )
     incidents.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     incidents.add_argument(
-        '--all', action='store_true', help='print a table of all incidents, with their tensors'
+        '--all',
+        action='store_true',
+        help='print a table of all incidents, with their causes and the first bad tensors',
     )
     explained = '; help(slimguard.Incident) explains those of an incident, such as held'
     incidents.add_argument('--json', action='store_true', help=_JSON + explained)
@@ -327,8 +329,9 @@ def _add_report(commands) -> None:
         'incident has a bundle, a folder from which replay runs it again, the page shows the '
         'diagnosis, the ranges along the step and the samples of the batch. It loads nothing from '
         'the network. Charts need matplotlib; without it the page has words only. Exits '
-        'with 1, and writes nothing, if there is no record of incidents; with 1 also if it cannot '
-        'be read, which the page says; with 2 if it cannot write the page or LOGDIR is no logdir.',
+        'with 0 if it wrote the page. Exits with 1 if there is neither a record of incidents nor a '
+        'bundle; then it writes no page. Also exits with 1 if the record cannot be read; then the '
+        'page says so. Exits with 2 if it cannot write the page or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR', help=_LOGDIR)
     report.add_argument('--open', action='store_true', help='open the page in your browser')

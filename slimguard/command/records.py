@@ -5,7 +5,8 @@ The JSON document has
 * `logdir` and `record`, two paths;
 * `unreadable_lines`, how many lines of the record are no incident;
 * `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions` (how often
-  each was taken), and `not_examined` (how many were not examined, and only look the same);
+  each was taken), and `not_examined` (how many incidents were not examined, and only have the
+  same symptom);
 * `incidents`, the oldest first, each with its `number` in the log and on the page, and the
   attributes of `slimguard.Incident`.
 """

@@ -178,18 +178,22 @@ def batch_size(step: Step) -> Optional[int]:
     return max(sizes, key=lambda size: sizes[size]) if sizes else None
 
 
-def without_rows(step: Step, rows: Sequence[int], of: int) -> Tuple[int, Feed]:
+def without_rows(
+    step: Step, rows: Sequence[int], of: int, suspects: Sequence[int] = ()
+) -> Tuple[int, Feed]:
     """The step's feed, with `rows` of the batch replaced by copies of another row.
 
     All arrays with the first dimension `of` belong to the batch. No row is removed, since many
     graphs are built for batches of one size.
 
     Returns:
-      The number of the copied row (a finite row if there is one), and the values to feed.
+      The number of the copied row (if there is one, a finite row that is not among `suspects`),
+      and the values to feed.
     """
     arrays = {t: value for t, value in step.feed.items() if np.ndim(value) and len(value) == of}
     floats = [value for value in arrays.values() if value.dtype.kind not in 'OSUbiu']
     bad = {row for value in floats for row in find_non_finite(value, most=0).rows}
+    bad.update(suspects)
     others = [row for row in range(of) if row not in rows]
     copied = next((row for row in others if row not in bad), others[0])
     feed = dict(step.feed)

@@ -24,6 +24,10 @@ _MOST_SHOWN = 4000  # characters of an error message
 _MOST_OF_A_CAUSE = 200  # characters of a cause in the list of bundles
 
 _WITHOUT = 'Without row %d (a copy of row %d in its place) the step is %s'
+_DIFFERS = (
+    'In the training this was bad: %s; ReLU or max-pooling may be the reason for the difference, '
+    'since they can hide a NaN in a training and pass it on in a replay.'
+)
 _BANNER = """\
 The bad step, before it ran. Here are:
   session, graph   as usual, with the variables as they were
@@ -132,7 +136,8 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
         _say(describe(first, bundle.incident))
         if without is not None and size is not None:
             whole = step.feed
-            copied, fewer = without_rows(step, [without], size)
+            found = first.diagnosis.non_finite
+            copied, fewer = without_rows(step, [without], size, found.rows if found else ())
             step.draw(fewer)
             rest = replay(step, explosion)
             still = filter(None, [_reason_of(rest.labels), rest.diagnosis.in_short])
@@ -167,7 +172,11 @@ def describe(result: Replay, incident: Dict[str, Any]) -> str:
         lines.extend(result.diagnosis.not_seen)
         return '\n'.join(lines)
     reason = _reason_of(result.labels, str(incident.get('reason')))
-    return 'The failure came back: %s\n%s' % (reason, result.diagnosis)
+    lines = ['The failure came back: ' + reason]
+    recorded = incident.get('tensors') or ()
+    if recorded and set(recorded) != set(gates.explain(result.labels).tensors):
+        lines.append(_DIFFERS % texts.listed(recorded, 5))
+    return '\n'.join([*lines, str(result.diagnosis)])
 
 
 def _reason_of(labels: List[Label], recorded: str = '') -> str:

@@ -6,6 +6,8 @@ import shlex
 import time
 from typing import Any, Dict, Optional, Tuple
 
+from slimguard.system import texts
+
 
 @dataclasses.dataclass(frozen=True)
 class Incident:
@@ -106,11 +108,11 @@ class Incident:
     @property
     def reason_in_short(self) -> str:
         """The reason, without most of a long list of tensors."""
-        left_out = len(self.tensors) - _NAMED
-        if left_out < 2:
-            return self.reason
-        named = '%s and %d more' % (', '.join(self.tensors[:_NAMED]), left_out)
-        return self.reason.replace(', '.join(self.tensors), named)
+        reason, tensors = self.reason, self.tensors
+        if len(tensors) > _NAMED + 1:
+            for most in (len(tensors), _NAMED_IN_A_REASON):
+                reason = reason.replace(texts.listed(tensors, most), texts.listed(tensors, _NAMED))
+        return reason
 
     @property
     def update(self) -> str:
@@ -123,8 +125,8 @@ class Incident:
         return '%s: %s; %s' % (self.where, self.reason, self.update)
 
 
-# How many of a step's bad tensors are named in messages; the record has all.
-_NAMED = 3
+# How many of a step's bad tensors messages and reasons name; `tensors` has all.
+_NAMED, _NAMED_IN_A_REASON = 3, 5
 
 
 # The values of attributes that have no default, for records that lack them.

@@ -14,8 +14,8 @@ _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,
 _OF_DATA = 'in the input: '
 # The line of the user's code in a diagnosis.
 _LINE = re.compile(r'^  (\S.*:\d+)(?:, in |$)', re.MULTILINE)
-# How many incidents of a group were not examined, and only look like the others.
-NOT_EXAMINED = '%d of them look the same, and their cause was not looked for'
+# How many incidents of a group were not examined, and only share the others' symptom.
+NOT_EXAMINED = '%d of them only have the same symptom: slimguard did not look for their cause'
 # Overflows and explosions are one kind wherever they show: this part of a cause says where.
 _WHEREVER = re.compile(
     r'^in the [^:]*: (?=overflow)|(?<=overflow) of [^;]*|(?<= went from ).*|[.] The weights.*'

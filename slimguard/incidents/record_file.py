@@ -251,10 +251,15 @@ def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[I
 
 
 def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
-    """A header and a row for each incident: number, time, step, loss, action, cause and reason."""
+    """A header and a row for each incident: number, time, step, loss, action, and reason.
+
+    If the cause is known, the last cell has it, and of the reason only what was bad.
+    """
     rows: List[Tuple[str, ...]] = [('number', 'time', 'step', 'loss', 'action', 'reason')]
     for number, incident in enumerate(incidents, 1):
-        what = [incident.cause] if incident.cause != incident.reason else []
+        reason = incident.reason_in_short
+        if incident.diagnosis:
+            reason = '%s; %s' % (incident.cause, reason.partition('; ')[0])
         rows.append(
             (
                 str(number),
@@ -262,7 +267,7 @@ def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
                 '' if incident.step is None else str(incident.step),
                 '' if incident.loss is None else '%g' % incident.loss,
                 incident.action or '',
-                '; '.join([*what, incident.reason]),
+                reason,
             )
         )
     return rows

@@ -122,7 +122,7 @@ class IncidentView(Incident):
     @property
     def headline(self) -> str:
         """The cause in a sentence; if it is not known, what was seen."""
-        return begun(self.cause) + '.' * bool(self.diagnosis)
+        return begun(_OF_A_LIMIT.sub('', self.cause)) + '.' * bool(self.diagnosis)
 
     @property
     def more(self) -> str:
@@ -160,12 +160,15 @@ class IncidentView(Incident):
     def facts(self) -> List[Fact]:
         """Further facts: lines of the diagnosis, numbers, the action, versions."""
         not_applied = ['the update was not applied'] if self.held else []
+        # Without a diagnosis the headline has the reason as a whole.
+        symptom, policy, why_not = self.reason.partition("; '")
+        why = ["'" + why_not] if policy and self.diagnosis else []
         facts = [
             *sorted(map(_fact_of, self._lines[1:]), key=lambda fact: fact.name != 'Your line'),
-            Fact('Symptom', words=self.reason if self.diagnosis else ''),
+            Fact('Symptom', words=symptom if self.diagnosis else ''),
             Fact('Loss', words=_finite(self.loss)),
             Fact('Gradient norm', words=self.norm),
-            Fact('Action', words='; '.join([begun(self.done), *self.notes, *not_applied])),
+            Fact('Action', words='; '.join([begun(self.done), *self.notes, *not_applied, *why])),
             Fact('Versions', words='' if self.opened is None else self.opened.versions),
         ]
         return [fact for fact in facts if any(fact[1:])]
@@ -193,6 +196,8 @@ def _finite(value: Optional[float]) -> str:
     return number(value) if value is not None and math.isfinite(value) else ''
 
 
+# The phase of a loss or norm above its limit, which says nothing more.
+_OF_A_LIMIT = re.compile('^in the [^:]*: (?=.*, and everything is finite)')
 # The words at the beginning of a diagnosis. An explosion's line comes before them.
 _PHASES = frozenset(PHASES.values())
 # Names for the other lines of a diagnosis; the first pattern that matches counts.

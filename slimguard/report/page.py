@@ -15,9 +15,10 @@ import markupsafe
 import numpy as np
 
 from slimguard.incidents import record_file
+from slimguard.incidents.incident_groups import kind_of
 from slimguard.report import last_steps, report_data, samples
 from slimguard.report.cards import IncidentView
-from slimguard.report.report_data import ReportData
+from slimguard.report.report_data import Kind, ReportData
 from slimguard.system.texts import cut, visible
 
 _MOST_ROWS = 200
@@ -94,12 +95,14 @@ def _content(data: ReportData) -> Dict[str, Any]:
     if charts is not None:
         chart = charts.loss_chart(data.curve, data.incidents, links)
         loss = chart and Drawing('Loss', '', _svg(chart, 'loss'), chart.said)
+    kinds = report_data.kinds_of(data)
     return {
         'data': data,
         'summary': report_data.told(data),
-        'kinds': report_data.kinds_of(data),
+        'kinds': kinds,
         'drawings_of': lambda it, is_alike: _drawings(it, _svg, is_alike),
         'loss': loss,
+        'last_losses': 0 if data.curve else _last_losses(kinds),
         'no_charts': no_charts,
         'rows': rows[:_MOST_ROWS],
         'left_out': left_out,
@@ -109,16 +112,23 @@ def _content(data: ReportData) -> Dict[str, Any]:
     }
 
 
+def _last_losses(kinds: List[Kind]) -> int:
+    """How many steps the page's first chart of the last steps has; 0 if no chart has the loss."""
+    opened = [kind.first.opened for kind in kinds if charts is not None]
+    steps = [each.steps for each in opened if each is not None and each.steps is not None]
+    return next((len(each.step) for each in steps if 'loss' in dict(last_steps.lines(each))), 0)
+
+
 def _rows(incidents: List[IncidentView]) -> List[List[IncidentView]]:
     """The rows of the table: each for an incident, or for several in a row without bundles.
 
-    The incidents of a row have the same texts, and may differ in number, step, loss and time.
+    The incidents of a row are of one kind and have the same action.
     """
 
-    def texts(it: IncidentView) -> Any:
-        return it.number if it.opened else (it.cause, it.done, it.notes, it.norm)
+    def alike(it: IncidentView) -> Any:
+        return it.number if it.opened else (kind_of(it), it.done, it.notes)
 
-    return [list(row) for _, row in itertools.groupby(incidents, texts)]
+    return [list(row) for _, row in itertools.groupby(incidents, alike)]
 
 
 def _svg(chart: Any, name: str) -> Any:

@@ -30,6 +30,7 @@ from slimguard.system import files
 # twice, with up to 100 kB each time.
 _MOST_BUNDLES, _MOST_SAMPLES = 20, 40
 _MOST_NOTES, _MOST_KINDS = 20, 20
+_ENOUGH_STEPS = 10  # fewer steps before an incident show little of how it began
 _ENDED = ('raise', 'stop', 'error')
 NO_SUMMARY = (
     'No scalar in the event files here looks like a loss. Add tf.compat.v1.summary.scalar('
@@ -213,13 +214,19 @@ def kinds_of(data: ReportData) -> List[Kind]:
     for members in sorted(by_kind(_all(data)), key=order)[:_MOST_KINDS]:
         kept = [it for it in members if it.opened is not None]
         is_end = any(it is ended for it in members)
-        first = ended if ended is not None and is_end else (kept or members)[0]
+        long = [it for it in kept if _has_history(it)]
+        first = ended if ended is not None and is_end else (long or kept or members)[0]
         to_do = first.to_do
         if to_do and any(to_do == kind.first.to_do for kind in kinds):
             to_do = 'The same as above.'
         alike = [it for it in kept if it is not first]
         kinds.append(Kind(_said(members, first, is_end, data), to_do, first, alike))
     return kinds
+
+
+def _has_history(it: IncidentView) -> bool:
+    steps = it.opened and it.opened.steps
+    return bool(steps) and len(steps.step) >= _ENOUGH_STEPS
 
 
 def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: ReportData) -> str:
@@ -230,7 +237,8 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
         # If these are all incidents, the page has their actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
-        many = '%s%d incidents are of this kind%s' % ('All ' * is_all, len(members), where)
+        count = 'Both' if is_all and len(members) == 2 else '%s%d' % ('All ' * is_all, len(members))
+        many = '%s incidents are of this kind%s' % (count, where)
         told.append(many if is_all else '%s: %s' % (many, _done(members)))
     if left_out:
         told.append(NOT_EXAMINED % left_out)
@@ -242,6 +250,6 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     elif is_end:
         told.append(which + ' ended a run; another run followed')
     elif len(members) > 1:
-        is_first = first is members[0]
-        told.append('Below is the first' + ('' if is_first else ' that can be run again'))
+        which = first.heading.partition(',')[0]
+        told.append('Below is ' + ('the first' if first is members[0] else which.lower()))
     return ' '.join(sentence + '.' for sentence in told)

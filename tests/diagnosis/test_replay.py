@@ -11,6 +11,7 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bad_rows import batch_size, without_rows
 from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.rerun_step import Step
+from tests.diagnosis.test_bundle import edit_json
 from tests.helpers import zoo
 from tests.helpers.bundles import write
 from tests.helpers.children import forked_python
@@ -122,6 +123,31 @@ def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
         'Without row 0 (a copy of row 1 in its place) the step is still bad: '
     )
     assert '1 NaN among 24 values, in row 3' in changed
+
+
+def test_a_bad_row_is_not_replaced_with_another_bad_row(bundles, tmp_path, capsys):
+    path = copy_of(bundles['log_of_zero'], tmp_path)
+    values = bundle.read(path).values
+    ((name, batch),) = [(n, v) for n, v in values.items() if v.ndim == 2 and not v[2].all()]
+    batch = np.array(batch)
+    batch[0] = batch[2]  # finite, as is the log's input in both rows
+    save_values(path, dict(values, **{name: batch}))
+    assert replay.main(path, without=2) == 0
+    said = capsys.readouterr().out
+    assert 'in rows 0, 2\n' in said
+    changed = said.splitlines()[-1]
+    assert changed.startswith('Without row 2 (a copy of row 1 in its place) the step is still bad')
+    assert ', in row 0;' in changed
+
+
+def test_what_is_bad_now_and_was_not_in_the_training_is_said(bundles, tmp_path, capsys):
+    differs = 'In the training this was bad: gradient of w; ReLU or max-pooling may be'
+    path = copy_of(bundles['log_of_zero'], tmp_path)
+    assert replay.main(path) == 0
+    assert 'In the training' not in capsys.readouterr().out
+    edit_json(path, lambda it: it['incident'].update(tensors=['gradient of w']))
+    assert replay.main(path) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith(differs)
 
 
 def test_what_goes_with_the_batch_is_replaced_with_the_row(bundles):

@@ -7,7 +7,9 @@ import pytest
 
 from slimguard.incidents.incident import Incident
 from slimguard.report import cards, page, report_data, samples
+from slimguard.report.last_steps import last_steps_of
 from tests.report.pages import Seen, line, record, rows_of, see
+from tests.report.test_last_steps import history_of
 
 NAN = 'not finite: loss total_loss'
 
@@ -76,19 +78,52 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     (kind,) = report_data.kinds_of(data)
     assert kind.first.headline == 'In the forward pass: it was.'
     assert kind.first.step == 6
-    assert kind.said == (
-        'All 8 incidents are of this kind, at steps 1 to 8. '
-        'Below is the first that can be run again.'
-    )
+    assert kind.said == 'All 8 incidents are of this kind, at steps 1 to 8. Below is incident 6.'
     assert [it.step for it in kind.alike] == [7]
     assert page.render(data).count('What to do') == 1
+
+
+def test_the_card_is_of_the_first_with_ten_steps_of_history():
+    said = [(n, 'skip', NAN, 'incident-%d' % n) for n in range(1, 5)]
+    bundles = []
+    for n, length in enumerate([2, 9, 10, 200], 1):
+        it = bundle_of('incident-%d' % n, n)
+        steps = last_steps_of(history_of(np.ones([length, 2]), loss=np.ones(length)))
+        bundles.append(dataclasses.replace(it, opened=it.opened._replace(steps=steps)))
+    assert first_of(*said, bundles=bundles)[0].endswith(' Below is incident 3.')
+    assert first_of(*said[:2], bundles=bundles[:2])[0].endswith(' Below is the first.')
+    assert first_of(bundles=bundles)[0].endswith(' Below is step 3.')
+    ended = [(4, 'raise', *each[2:]) if each[0] == 4 else each for each in said]
+    assert first_of(*ended, bundles=bundles)[1] == 'Incident 4, step 4'
+    # Where there is no curve, the page says that this card has the last losses.
+    data = data_of(*said, bundles=bundles)._replace(curve_note='No curve.')
+    losses = 'No curve. The chart "The last 10 steps" has the losses of these steps.'
+    assert losses in page.render(data)
+    data = data_of(*said[:1], (2, 'skip', NAN), bundles=bundles[:1])
+    data = data._replace(curve_note='No curve.')
+    assert '<p>No curve.</p>' in page.render(data)
+    assert report_data.kinds_of(data)[0].said.startswith('Both incidents are of this kind, ')
+
+
+def test_what_a_policy_says_is_of_the_action_and_a_limit_needs_no_phase():
+    limit = 'the loss 3.6e+15 is 5.4e+15 times the median 0.7, and everything is finite'
+    multiples = 'loss 3.6e+15 is 5.4e+15 times the median; gradient norm 9 is 3 times the median'
+    policy = "'skip:5' does not apply, since it is late; the first loss was 1"
+    said = 1, 'raise', '%s; %s' % (multiples, policy)
+    (it,) = data_of(said, diagnosis='in the forward pass: ' + limit).incidents
+    facts = {fact.name: fact.words for fact in it.facts}
+    assert it.headline == 'T%s.' % limit[1:]
+    assert facts['Symptom'] == multiples
+    assert facts['Action'] == 'Raised an error; the update was not applied; ' + policy
+    (it,) = data_of(said).incidents  # its headline has the reason
+    assert it.headline.endswith(policy) and policy not in it.facts[0].words
 
 
 def test_incidents_that_were_not_examined_are_told_of_after_their_number():
     data = data_of((None, 'skip', NAN), (None, 'skip', NAN), (None, 'skip', NAN))
     data.incidents[0] = dataclasses.replace(data.incidents[0], diagnosis='it was', tensors=())
     (kind,) = report_data.kinds_of(data)
-    assert kind.said.startswith('All 3 incidents are of this kind. 2 of them look the same, ')
+    assert kind.said.startswith('All 3 incidents are of this kind. 2 of them only have the')
 
 
 def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():

@@ -324,6 +324,15 @@ def test_incidents_that_follow_one_another_and_look_alike_have_one_row(tmp_path)
     assert words.count('2 to 4') == words.count('46 to 400') == 1
     assert words.count('3 incidents alike') == 1
     assert page_of(tmp_path).count('data-name="loss"></td>') == 1  # their losses differ
+    # Of one kind and action, although the numbers differ.
+    causes = ['in the forward pass: log of 0 (%d values), in row %d' % (n, n) for n in (1, 2, 3)]
+    known = [line(action='skip', diagnosis=it, gradient_norm=len(it)) for it in causes[:2]]
+    known.append(line(action='skip', diagnosis=causes[2] + '4', gradient_norm=1.0))
+    record(tmp_path, *known, line(action='raise', diagnosis=causes[0]))
+    seen = see(tmp_path)
+    assert [row['id'] for row in rows_of(seen)] == ['row-1', 'row-4']
+    assert seen.words.count('3 incidents alike; the cause is that of the first') == 1
+    assert 'gradient norm ' not in seen.words
     record(tmp_path, *[line(step=None, action='skip')] * 30)
     words = see(tmp_path).words
     assert words.count('1 to 30') == 1 and words.count('NaN') == 1

@@ -339,7 +339,7 @@ class IncidentHandler:
     def prepare(self, session) -> None:
         """Prepares a session on the chief, before any process trains in it."""
         rolled_back_for = None if self.job is None else self.job.rolled_back_for
-        self._rollbacks.prepare(session, rolled_back_for, saves=self._policies.may(Rollback))
+        self._rollbacks.prepare(session, rolled_back_for, saves=self._policies.may_roll_back)
         if rolled_back_for is not None:
             policies = [self._last_policy, *self._policies.fallbacks]
             calls = (each.on_rollback for each in policies if isinstance(each, Rollback))

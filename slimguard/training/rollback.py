@@ -12,7 +12,7 @@ from slimguard.checkpoints.snapshots import PROBATION, TAKEN_FOR_RUINED, Snapsho
 from slimguard.cluster.job import Job
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Policy, Rollback
+from slimguard.incidents.policies import Rollback
 from slimguard.system.log import log
 from slimguard.training.learning_rate_factor import LearningRateFactor, rate_factor_in
 from slimguard.training.open_incident import OpenIncident
@@ -259,13 +259,6 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
-def may_roll_back(policies: FallbackChain) -> bool:
-    """Whether a policy may roll back; True if one is a callable: it may return any policy."""
-    return any(
-        isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
-    )
-
-
 def rollbacks_in(
     graph: tf.Graph,
     policies: FallbackChain,
@@ -284,7 +277,7 @@ def rollbacks_in(
       is_given: whether the user gave a logdir.
       ranks: the processes that train together.
     """
-    rolls_back = may_roll_back(policies)
+    rolls_back = policies.may_roll_back
     if ranks.are_several and not rolls_back:
         return Rollbacks()
     is_shared = training.makes_sessions and not ranks.are_several

@@ -23,7 +23,7 @@ from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Rollback
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.rollback import NO_LOGDIR
@@ -266,7 +266,7 @@ def _folder_for(
     """
     if not dirs:
         return None
-    read = files.as_logdir if must_restore else files.as_path
+    read = logdirs.as_logdir if must_restore else files.as_path
     folder = read(dirs[0], 'checkpoint_dir')
     log().info(
         '%s has no logdir; incidents go to %s, where this session keeps its checkpoints.',

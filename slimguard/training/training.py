@@ -17,7 +17,7 @@ from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.training.open_incident import OpenIncident
@@ -53,7 +53,7 @@ class TrainingSettings(NamedTuple):
         require_seconds(self.preemption_seconds)
         if self.history is not None:
             require_history(self.history)
-        logdir = None if self.logdir is None else files.as_logdir(self.logdir)
+        logdir = None if self.logdir is None else logdirs.as_logdir(self.logdir)
         return self._replace(logdir=logdir, spike=as_spike(self.spike))
 
     def over(self, others: 'TrainingSettings') -> 'TrainingSettings':

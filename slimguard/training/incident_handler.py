@@ -224,8 +224,10 @@ class IncidentHandler:
         # After 'stop' the loop saves what is in memory. Before 'raise' slimguard saves; if nothing
         # rolls back, it leaves the newest checkpoint as it is.
         puts_back = incident.action == Stop.action or self._rollbacks.snapshots.is_wanted
-        if ends and incident.held and puts_back and self._ruin_at_the_end(opened):
-            self._rollbacks.leave_ruin(run_context.session, opened)
+        leaves = ends and incident.held and puts_back and self._ruin_at_the_end(opened)
+        self._training.is_put_back = bool(
+            leaves and self._rollbacks.leave_ruin(run_context.session, opened)
+        )
         ends_job = self._ends_job and ends
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)

@@ -57,14 +57,16 @@ class Rollbacks:
         self.limits: Optional[Histories] = None
         self._job_rollbacks = 0  # times
 
-    def leave_ruin(self, session, opened: OpenIncident) -> None:
-        """Saves the ruined weights apart, and restores the newest trusted state, if there is one.
+    def leave_ruin(self, session, opened: OpenIncident) -> bool:
+        """Saves the ruined weights apart, and restores the newest trusted state.
+
+        Returns False if there is no such state; then this does nothing.
 
         So the training ends with a useful state. Soon after a rollback, this is the state that the
         rollback restored; without a rollback in the chain, the newest checkpoint.
         """
         if self._restorer is None:
-            return
+            return False
         state: Any = self.snapshots.trusted() or self.snapshots.rolled_back_to
         if state is None:
             is_wanted = self.snapshots.is_wanted
@@ -73,6 +75,7 @@ class Rollbacks:
             apart = self._save_apart(session)
             self._put_back(session, state)
             opened.log_after(log().warning, _PUT_BACK, apart, _name_of(state))
+        return state is not None
 
     def _save_apart(self, session) -> str:
         """Saves ruined weights where no restart looks; returns where, in words."""

@@ -99,6 +99,7 @@ class Training:
       loss: the last finite loss; None if none is known.
       step: the global step after the last step; None where it is not known.
       is_saved: whether the state was saved since the last step began.
+      is_put_back: whether the last incident put an older state back, since the weights were ruined.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Training:
         self.progress: Optional[Progress] = None
         self.loss: Any = None
         self.step: Optional[int] = None
-        self.is_saved = False
+        self.is_saved = self.is_put_back = False
         self._bundles_in: Optional[str] = None  # the logdir of the record
         if checkpoints is not None and isinstance(saver, FiniteSaver):
             self._bundles_in = settings.logdir or checkpoints.logdir
@@ -197,11 +198,12 @@ class Training:
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state when an incident or an interrupt ends the training."""
         if self.checkpoints is not None:
-            _save_last(self.checkpoints, session, incident)
+            text = SAVED_OLDER if self.is_put_back else SAVED
+            _save_last(self.checkpoints, session, incident, text)
             self.is_saved = True
 
 
-def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> None:
+def _save_last(checkpoints: Restorer, session, incident: Optional[Incident], text: str) -> None:
     if incident is not None and not incident.held:
         return  # the bad update is in memory
     is_ruined = incident is not None and IS_RUINED in incident.reason
@@ -215,12 +217,13 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
         log().error('the last finite state could not be saved: %s', error)
         return
     if saved is not None and incident is not None:
-        log().warning(SAVED, saved + (_NONE_BEFORE if is_ruined else ''))
+        log().warning(text, saved + (_NONE_BEFORE if is_ruined else ''))
     elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
         log().warning('the last finite state is not saved: %s.', checkpoints.why_not_saved)
 
 
 SAVED = 'the last finite state is saved: %s'
+SAVED_OLDER = 'the state that was put back is saved: %s'
 _NONE_BEFORE = '; its weights are taken for ruined, and there is no earlier checkpoint'
 _SAVED_APART = (
     'the weights after the last good step are taken for ruined, so this state is saved apart, as '

@@ -168,12 +168,15 @@ class Rollbacks:
     def _trusted_checkpoint(self, opened: OpenIncident) -> Optional[str]:
         """The newest trusted checkpoint; else the newest one, or for ruined weights the oldest.
 
-        Soon after a rollback to a checkpoint, this is the same checkpoint.
+        Soon after a rollback to a checkpoint, this is the same checkpoint. The reason says why a
+        newer one was not trusted.
         """
         is_soon, step = self.snapshots.is_soon, opened.incident.step
         good: List[str] = []
         for each in self._restorer.good():
             if not is_soon and _is_trusted(each, step):
+                if good and step_in_name(good[0]) is not None:
+                    opened.note_reason(_TOO_NEW % good[0])
                 return each
             good.append(each)
         if is_soon and self._rolled_back_to in good:
@@ -302,6 +305,7 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
+_TOO_NEW = '; %%s is not trusted yet: fewer than %d good steps followed it' % PROBATION
 _NO_CHIEF = '; and no chief that runs slimguard was seen: it would restore the checkpoint'
 _PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s.'
 _LEFT = 'the restored state is saved as the newest checkpoint, %s; a restart begins there.'

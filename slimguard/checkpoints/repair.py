@@ -14,7 +14,7 @@ from slimguard.checkpoints import checkpoint_reader, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, files_of
 from slimguard.checkpoints.checkpoint_reader import Inspection
 from slimguard.checkpoints.state_file import State, StateFileError
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 
 
@@ -174,7 +174,7 @@ def look(logdir: str, repairs: bool = False) -> Seen:
 
 def _newest_good(logdir: str, inspected: List[Tuple[Checkpoint, Inspection]]) -> Fate:
     try:
-        files.as_logdir(logdir)
+        logdirs.as_logdir(logdir)
     except ValueError as error:
         return Fate('ends with an error: %s' % error)
     for each, inspection in reversed(inspected):

@@ -67,8 +67,8 @@ def whole(least: int) -> Callable[[str], int]:
 def logdir(text: str) -> str:
     """The absolute path of a directory to write to, which exists or can be made."""
     with _as_misfit():
-        path = files.as_path(text) if files.is_remote(text) else files.as_logdir(text)
-        files.require_writable(path)
+        path = files.as_path(text) if files.is_remote(text) else logdirs.as_logdir(text)
+        logdirs.require_writable(path)
     return path
 
 

@@ -47,7 +47,7 @@ class FallbackChain:
     def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
         """What `decide` would return if the cause stays unknown; None if a callable decides."""
         state = copy.copy(self._state)
-        state.note_incident(incident.state_lost, ruin or self._explosion(), '')
+        state.note_incident(incident.state_lost, self._ruin(ruin), '')
         for fallback in self.fallbacks:
             if not isinstance(fallback, Policy):
                 return None
@@ -64,8 +64,7 @@ class FallbackChain:
           cause: as for `PolicyState`.
         """
         self.why_not = ''
-        ruin = ruin or self._explosion(cause)
-        self._state.note_incident(incident.state_lost, ruin, cause)
+        self._state.note_incident(incident.state_lost, self._ruin(ruin, cause), cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
         if isinstance(policy, Raise):
@@ -76,12 +75,17 @@ class FallbackChain:
         """Notes that the last decided step overflowed although its batch was finite."""
         self._overflowed_at.append(self._state.steps)
 
-    def _explosion(self, cause: str = '') -> str:
+    def _ruin(self, ruin: str, cause: str = '') -> str:
+        """Why not to skip: `ruin`, or an explosion; '' if no rollback here could follow."""
+        explosion = self._explosion(cause)
+        return (ruin or explosion) if self.may(Rollback) else ''
+
+    def _explosion(self, cause: str) -> str:
         """Why the training seems to explode although most steps are good; '' if it does not."""
         steps = self._state.steps + 1 - min(self._overflowed_at, default=0)
         if cause == BATCH:  # a bad batch says nothing about the weights
             self._overflowed_at.clear()
-        if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS or not self.may(Rollback):
+        if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS:
             return ''
         return _EXPLODES % (_OVERFLOWS, steps)
 
@@ -132,8 +136,14 @@ class FallbackChain:
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots the rollback policies want, without those that callables return."""
-        return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
+        """How many snapshots the rollback policies want; for a callable alone, the default."""
+        wanted = [each.snapshots for each in self.fallbacks if isinstance(each, Rollback)]
+        return max(wanted or [Rollback.snapshots if self.may_roll_back else 0])
+
+    @property
+    def may_roll_back(self) -> bool:
+        """Whether a policy may roll back; True for a callable: it may return any policy."""
+        return self.may(Rollback) or not all(isinstance(each, Policy) for each in self.fallbacks)
 
     def may(self, kind: type) -> bool:
         """Whether a policy here is of a kind; those that callables return do not count."""

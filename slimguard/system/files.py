@@ -13,9 +13,6 @@ from typing import IO, Any, Callable, List, Optional, Tuple, Type, Union
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
-# Wild cards of a glob. TensorFlow takes a checkpoint's path for a glob when it looks for the
-# checkpoint, so it never finds one whose path has a wild card.
-_WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
 # pathlib turns `ram://x` into `ram:/x`. A single letter is a drive of Windows.
 _COLLAPSED_URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):[/\\](?!/)')
@@ -72,43 +69,6 @@ def as_text(path: Path, name: str = 'logdir') -> str:
             % (name, path, url.group(1), url.group(1))
         )
     return text
-
-
-def as_logdir(path: Path, name: str = 'logdir') -> str:
-    """As `as_path`, for a directory that checkpoints are saved to and restored from.
-
-    Raises:
-      ValueError: also if TensorFlow could not restore checkpoints from there, or if the path, or a
-        folder above it, is no directory.
-    """
-    text = as_path(path, name)
-    wild = [letter for letter in text if letter in _WILD]
-    if wild:
-        raise ValueError(
-            '%s %r holds %r: TensorFlow takes it for a wild card when it looks for a checkpoint to '
-            'restore, so what is saved there could never be restored; choose a path without %s'
-            % (name, text, wild[0], ' '.join(_WILD))
-        )
-    if not is_remote(text) and not os.path.isdir(nearest(text)):
-        raise ValueError('%s %r cannot be used: %r is no directory' % (name, text, nearest(text)))
-    return text
-
-
-def require_writable(logdir: str) -> None:
-    """Raises ValueError if this process may neither write to the directory nor make it."""
-    if not is_remote(logdir) and not os.access(nearest(logdir), os.W_OK | os.X_OK):
-        raise ValueError(
-            'logdir %r cannot be used: this process may not write to %r. Checkpoints and the '
-            'record of incidents go there; give another folder, or change the permissions of this '
-            'one' % (logdir, nearest(logdir))
-        )
-
-
-def nearest(path: str) -> str:
-    """A local path, or the nearest folder above it that exists."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def is_remote(path: str) -> bool:

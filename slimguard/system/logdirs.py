@@ -6,6 +6,7 @@ Imports no TensorFlow for a local path.
 import contextlib
 import fnmatch
 import os
+import tempfile
 from typing import Iterable, List, Optional, Sequence
 
 from slimguard.system import files, texts
@@ -14,6 +15,9 @@ _MARKS = (
     *('checkpoint', 'checkpoint.bad', '*.index', '*.meta', '*-?????-of-?????'),
     *('events.out.tfevents.*', 'graph.pbtxt'),
 )
+# Wild cards of a glob. TensorFlow takes a checkpoint's path for a glob when it looks for the
+# checkpoint, so it never finds one whose path has a wild card.
+_WILD = '*?[\\'
 _FOLDER = 'slimguard'
 # The folder that `run` makes for the records of scripts that have saved nothing yet.
 FALLBACK = 'slimguard-logs'
@@ -24,6 +28,54 @@ _MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'rep
 
 class LogdirError(ValueError):
     """A path is no log directory; the message says what makes one."""
+
+
+def as_logdir(path: files.Path, name: str = 'logdir') -> str:
+    """As `files.as_path`, for a directory that checkpoints are saved to and restored from.
+
+    Raises:
+      ValueError: also if TensorFlow could not restore checkpoints from there; if the path, or a
+        folder above it, is no directory; or if it is a bundle.
+    """
+    text = files.as_path(path, name)
+    wild = [letter for letter in text if letter in _WILD]
+    if wild:
+        raise ValueError(
+            '%s %r holds %r: TensorFlow takes it for a wild card when it looks for a checkpoint to '
+            'restore, so what is saved there could never be restored; choose a path without %s'
+            % (name, text, wild[0], ' '.join(_WILD))
+        )
+    if files.is_remote(text):
+        return text
+    nearest = _nearest(text)
+    if not os.path.isdir(nearest):
+        raise ValueError('%s %r cannot be used: %r is no directory' % (name, text, nearest))
+    said = _said_of_bundle(text)
+    if said is not None:
+        raise ValueError(said)
+    return text
+
+
+def require_writable(logdir: str) -> None:
+    """Makes the directory; raises ValueError if this process cannot make it or write to it."""
+    if files.is_remote(logdir):
+        return
+    try:
+        files.make_dirs(logdir)
+        tempfile.TemporaryFile(dir=logdir).close()
+    except OSError as error:
+        raise ValueError(
+            'logdir %r cannot be used: this process cannot write to it (%s). Checkpoints and the '
+            'record of incidents go there; give another folder, or change the permissions of this '
+            'one' % (logdir, error.strerror)
+        ) from None
+
+
+def _nearest(path: str) -> str:
+    """A local path, or the nearest folder above it that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def require_logdir(logdir: files.Path) -> str:
@@ -58,9 +110,9 @@ def what_is_missing(logdir: str) -> Optional[str]:
         names = files.list_dir(logdir)
         if _is_one(logdir, names):
             return None
-        parent = os.path.dirname(logdir.rstrip('/'))
-        if os.path.basename(parent) == _FOLDER and 'incident.json' in names:
-            return '%s is a bundle, and no logdir: give %s' % (logdir, os.path.dirname(parent))
+        said = _said_of_bundle(logdir)
+        if said is not None:
+            return said
     except files.errors(logdir) as error:
         return cannot_be_read(logdir, error)
     below = _below(logdir, names)
@@ -71,6 +123,14 @@ def what_is_missing(logdir: str) -> Optional[str]:
         '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
         'incidents. %s' % (logdir, cure)
     )
+
+
+def _said_of_bundle(folder: str) -> Optional[str]:
+    """A sentence that says that a folder is a bundle; None if it is none."""
+    parent = os.path.dirname(folder.rstrip('/'))
+    if os.path.basename(parent) == _FOLDER and files.is_file(folder + '/incident.json'):
+        return '%s is a bundle, and no logdir: give %s' % (folder, os.path.dirname(parent))
+    return None
 
 
 def _is_one(logdir: str, names: Sequence[str]) -> bool:

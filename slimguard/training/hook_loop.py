@@ -23,10 +23,10 @@ from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Rollback
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.training.prepared_runs import prepare_steps
-from slimguard.training.rollback import NO_LOGDIR, may_roll_back
+from slimguard.training.rollback import NO_LOGDIR
 from slimguard.training.training import Training, TrainingSettings
 
 # By session, the checkpoint directories that its hooks manage: several hooks may watch one session.
@@ -247,7 +247,7 @@ def find_record_folder(
     if logdir is None:
         logdir = _folder_for(hook, dirs, rolls_back)
     elif warns:
-        _warn_of_another(hook, dirs, logdir, may_roll_back(policies))
+        _warn_of_another(hook, dirs, logdir, policies.may_roll_back)
     if logdir is None and rolls_back and not ranks.are_several:
         raise ValueError(NO_LOGDIR)
     return logdir
@@ -266,7 +266,7 @@ def _folder_for(
     """
     if not dirs:
         return None
-    read = files.as_logdir if must_restore else files.as_path
+    read = logdirs.as_logdir if must_restore else files.as_path
     folder = read(dirs[0], 'checkpoint_dir')
     log().info(
         '%s has no logdir; incidents go to %s, where this session keeps its checkpoints.',

@@ -223,8 +223,10 @@ class IncidentHandler:
         # After 'stop' the loop saves what is in memory. Before 'raise' slimguard saves; if nothing
         # rolls back, it leaves the newest checkpoint as it is.
         puts_back = incident.action == Stop.action or self._rollbacks.snapshots.is_wanted
-        if ends and incident.held and puts_back and self._ruin_at_the_end(opened):
-            self._rollbacks.leave_ruin(run_context.session, opened)
+        leaves = ends and incident.held and puts_back and self._ruin_at_the_end(opened)
+        self._training.is_put_back = bool(
+            leaves and self._rollbacks.leave_ruin(run_context.session, opened)
+        )
         ends_job = self._ends_job and ends
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)
@@ -338,7 +340,7 @@ class IncidentHandler:
     def prepare(self, session) -> None:
         """Prepares a session on the chief, before any process trains in it."""
         rolled_back_for = None if self.job is None else self.job.rolled_back_for
-        self._rollbacks.prepare(session, rolled_back_for, saves=self._policies.may(Rollback))
+        self._rollbacks.prepare(session, rolled_back_for, saves=self._policies.may_roll_back)
         if rolled_back_for is not None:
             policies = [self._last_policy, *self._policies.fallbacks]
             calls = (each.on_rollback for each in policies if isinstance(each, Rollback))

@@ -12,7 +12,7 @@ from slimguard.checkpoints.snapshots import PROBATION, TAKEN_FOR_RUINED, Snapsho
 from slimguard.cluster.job import Job
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Policy, Rollback
+from slimguard.incidents.policies import Rollback
 from slimguard.system.log import log
 from slimguard.training.learning_rate_factor import LearningRateFactor, rate_factor_in
 from slimguard.training.open_incident import OpenIncident
@@ -57,14 +57,16 @@ class Rollbacks:
         self.limits: Optional[Histories] = None
         self._job_rollbacks = 0  # times
 
-    def leave_ruin(self, session, opened: OpenIncident) -> None:
-        """Saves the ruined weights apart, and restores the newest trusted state, if there is one.
+    def leave_ruin(self, session, opened: OpenIncident) -> bool:
+        """Saves the ruined weights apart, and restores the newest trusted state.
+
+        Returns False if there is no such state; then this does nothing.
 
         So the training ends with a useful state. Soon after a rollback, this is the state that the
         rollback restored; without a rollback in the chain, the newest checkpoint.
         """
         if self._restorer is None:
-            return
+            return False
         state: Any = self.snapshots.trusted() or self.snapshots.rolled_back_to
         if state is None:
             is_wanted = self.snapshots.is_wanted
@@ -73,6 +75,7 @@ class Rollbacks:
             apart = self._save_apart(session)
             self._put_back(session, state)
             opened.log_after(log().warning, _PUT_BACK, apart, _name_of(state))
+        return state is not None
 
     def _save_apart(self, session) -> str:
         """Saves ruined weights where no restart looks; returns where, in words."""
@@ -165,12 +168,15 @@ class Rollbacks:
     def _trusted_checkpoint(self, opened: OpenIncident) -> Optional[str]:
         """The newest trusted checkpoint; else the newest one, or for ruined weights the oldest.
 
-        Soon after a rollback to a checkpoint, this is the same checkpoint.
+        Soon after a rollback to a checkpoint, this is the same checkpoint. The reason says why a
+        newer one was not trusted.
         """
         is_soon, step = self.snapshots.is_soon, opened.incident.step
         good: List[str] = []
         for each in self._restorer.good():
             if not is_soon and _is_trusted(each, step):
+                if good and step_in_name(good[0]) is not None:
+                    opened.note_reason(_TOO_NEW % good[0])
                 return each
             good.append(each)
         if is_soon and self._rolled_back_to in good:
@@ -259,13 +265,6 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
-def may_roll_back(policies: FallbackChain) -> bool:
-    """Whether a policy may roll back; True if one is a callable: it may return any policy."""
-    return any(
-        isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
-    )
-
-
 def rollbacks_in(
     graph: tf.Graph,
     policies: FallbackChain,
@@ -284,7 +283,7 @@ def rollbacks_in(
       is_given: whether the user gave a logdir.
       ranks: the processes that train together.
     """
-    rolls_back = may_roll_back(policies)
+    rolls_back = policies.may_roll_back
     if ranks.are_several and not rolls_back:
         return Rollbacks()
     is_shared = training.makes_sessions and not ranks.are_several
@@ -306,6 +305,7 @@ NO_LOGDIR = (
 )
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
+_TOO_NEW = '; %%s is not trusted yet: fewer than %d good steps followed it' % PROBATION
 _NO_CHIEF = '; and no chief that runs slimguard was seen: it would restore the checkpoint'
 _PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s.'
 _LEFT = 'the restored state is saved as the newest checkpoint, %s; a restart begins there.'

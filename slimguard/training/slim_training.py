@@ -15,7 +15,7 @@ from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.job import is_remote
 from slimguard.cluster.rounds import wait_for_initialized
 from slimguard.graph import TrainOp
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.training.gate_watcher import GateWatcher, handed
@@ -66,7 +66,7 @@ def train_with_slim(
     """
     graph, logdir, is_chief = given['graph'], settings.logdir, given['is_chief']
     if is_chief and logdir is not None:
-        files.require_writable(logdir)
+        logdirs.require_writable(logdir)
     global_step, saver = _step_and_saver(given, logdir)
     # An op that writes nothing needs no guard; slim runs such ops as well.
     if gates.writes_something(train_op):

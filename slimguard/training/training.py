@@ -17,7 +17,7 @@ from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.training.open_incident import OpenIncident
@@ -53,7 +53,7 @@ class TrainingSettings(NamedTuple):
         require_seconds(self.preemption_seconds)
         if self.history is not None:
             require_history(self.history)
-        logdir = None if self.logdir is None else files.as_logdir(self.logdir)
+        logdir = None if self.logdir is None else logdirs.as_logdir(self.logdir)
         return self._replace(logdir=logdir, spike=as_spike(self.spike))
 
     def over(self, others: 'TrainingSettings') -> 'TrainingSettings':
@@ -98,6 +98,7 @@ class Training:
       loss: the last finite loss; None if none is known.
       step: the global step after the last step; None where it is not known.
       is_saved: whether the state was saved since the last step began.
+      is_put_back: whether the last incident put an older state back, since the weights were ruined.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Training:
         self.progress: Optional[Progress] = None
         self.loss: Any = None
         self.step: Optional[int] = None
-        self.is_saved = False
+        self.is_saved = self.is_put_back = False
         self._bundles_in: Optional[str] = None  # the logdir of the record
         if checkpoints is not None and isinstance(saver, FiniteSaver):
             self._bundles_in = settings.logdir or checkpoints.logdir
@@ -196,11 +197,12 @@ class Training:
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state when an incident or an interrupt ends the training."""
         if self.checkpoints is not None:
-            _save_last(self.checkpoints, session, incident)
+            text = SAVED_OLDER if self.is_put_back else SAVED
+            _save_last(self.checkpoints, session, incident, text)
             self.is_saved = True
 
 
-def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> None:
+def _save_last(checkpoints: Restorer, session, incident: Optional[Incident], text: str) -> None:
     if incident is not None and not incident.held:
         return  # the bad update is in memory
     is_ruined = incident is not None and IS_RUINED in incident.reason
@@ -214,12 +216,13 @@ def _save_last(checkpoints: Restorer, session, incident: Optional[Incident]) -> 
         log().error('the last finite state could not be saved: %s', error)
         return
     if saved is not None and incident is not None:
-        log().warning(SAVED, saved + (_NONE_BEFORE if is_ruined else ''))
+        log().warning(text, saved + (_NONE_BEFORE if is_ruined else ''))
     elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
         log().warning('the last finite state is not saved: %s.', checkpoints.why_not_saved)
 
 
 SAVED = 'the last finite state is saved: %s'
+SAVED_OLDER = 'the state that was put back is saved: %s'
 _NONE_BEFORE = '; its weights are taken for ruined, and there is no earlier checkpoint'
 _SAVED_APART = (
     'the weights after the last good step are taken for ruined, so this state is saved apart, as '

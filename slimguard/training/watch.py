@@ -17,7 +17,7 @@ from slimguard.graph.sessions import OWN_WORK, SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan, require_policy
 from slimguard.incidents.spike import AnySpike
-from slimguard.system import files
+from slimguard.system import files, logdirs
 from slimguard.system.log import log
 from slimguard.training.gate_watcher import GateWatcher, handed, watchers_in, with_watcher
 from slimguard.training.hooked_session import HookedSession
@@ -205,13 +205,13 @@ def watch(
         history=history,
     ).require()
     if settings.logdir is not None:
-        files.require_writable(settings.logdir)
         if not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
             raise ValueError(
                 'the graph of the session has no variables yet, so there is nothing to save in '
                 'logdir=%r; build the model and the train op first, and then call watch()'
                 % settings.logdir
             )
+        logdirs.require_writable(settings.logdir)
     hooks, watcher = with_watcher(hooks, on_nan, settings)
     if type(watcher) is GateWatcher and watcher.on_nan is None:
         watcher.on_nan = 'raise'  # if named, 'raise' refuses unguarded train ops

@@ -115,6 +115,9 @@ class Run:
                 # If several threads train in a session, one may get another's report.
                 *reports, last = reports
                 of_this_run = [history.note_bad(last, row, max_loss)]
+                if len(self.gates) > 1:  # the others may have written their updates
+                    told = gate.original.name, len(self.gates)
+                    of_this_run[0].note_reason(_ONE_OF % told)
             incidents += [of_gate(gate, each, max_loss=max_loss) for each in reports]
             incidents += of_this_run
         counts = values[len(self.gates) :]
@@ -137,6 +140,9 @@ class Run:
         """The global step, by another run: a fetch of this run might read it before the update."""
         step = self._global_step
         return None if step is None else int(session.run(step))
+
+
+_ONE_OF = '; this is the update of train op %s, one of %d in the run'
 
 
 def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:

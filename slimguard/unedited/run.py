@@ -196,10 +196,12 @@ class RunOptions(NamedTuple):
 def quieted(lent: contextlib.ExitStack) -> None:
     """Until `lent` is closed, only errors are logged, and where the last good state is saved."""
     from slimguard.training.stop_signals import SAVED_BY_SIGNAL
-    from slimguard.training.training import SAVED
+    from slimguard.training.training import SAVED, SAVED_OLDER
+
+    where_saved = SAVED, SAVED_OLDER, SAVED_BY_SIGNAL
 
     def is_told(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR or record.msg in (SAVED, SAVED_BY_SIGNAL)
+        return record.levelno >= logging.ERROR or record.msg in where_saved
 
     logger = log()
     logger.addFilter(is_told)

@@ -143,7 +143,8 @@ class ScriptSaves:
     def _counts_steps(self) -> bool:
         """Whether the number in the names of the script's checkpoints grows with its steps.
 
-        Compares the first save with the restored checkpoint, or with zero steps.
+        Compares the first save with the restored checkpoint, or with zero steps. The number 0 or 1
+        of a first save after one step may as well count epochs.
         """
         *before, last = self._known
         if last.number is None:
@@ -153,7 +154,7 @@ class ScriptSaves:
             if last.number - before[-1].number == between:
                 return True
         total = max(last.steps.values(), default=0)
-        return last.number in (total, total - 1)
+        return total != 1 and last.number in (total, total - 1)
 
 
 def _steps_between(before: Dict[str, int], after: Dict[str, int]) -> int:

@@ -208,6 +208,9 @@ def test_what_is_ruined_is_not_skipped():
     assert isinstance(chain.decide(incident(), 'the weights are ruined'), Rollback)
     assert chain.why_not == "; 'skip:3' does not apply, since the weights are ruined"
     assert isinstance(chain.decide(incident()), Skip)
+    # A callable asks for no rollback, although it may return one.
+    chain = FallbackChain(lambda incident: 'skip', RAISE)
+    assert isinstance(chain.decide(incident(), 'the weights are ruined'), Skip)
 
 
 def by_cause(on_nan, cause, count=1, **known):

@@ -96,13 +96,6 @@ def test_what_is_no_regular_file_is_not_opened_nor_waited_for_nor_replaced(here,
     assert os.listdir('.') == ['there']
 
 
-def test_a_logdir_that_tensorflow_could_not_restore_from_is_refused(here):
-    for name in ['run[1]', 'all*', 'what?', 'back\\slash']:
-        with pytest.raises(ValueError, match='wild card'):
-            files.as_logdir(name)
-        assert files.as_path(name) == os.path.join(here, name)  # for reading
-
-
 def test_a_file_is_written_with_the_permissions_of_the_umask(here):
     before = os.umask(0o077)
     try:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from slimguard.system import logdirs
+from slimguard.system import files, logdirs
 from tests.helpers.children import python
 
 
@@ -57,6 +57,17 @@ def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it
     assert logdirs.what_is_missing(str(bundle)) == (
         '%s is a bundle, and no logdir: give %s' % (bundle, tmp_path / 'logs')
     )
+    with pytest.raises(ValueError, match='is a bundle, and no logdir: give '):
+        logdirs.as_logdir(bundle)
+    assert logdirs.as_logdir(bundle.parent.parent) == str(tmp_path / 'logs')
+
+
+def test_a_logdir_that_tensorflow_could_not_restore_from_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ['run[1]', 'all*', 'what?', 'back\\slash']:
+        with pytest.raises(ValueError, match='wild card'):
+            logdirs.as_logdir(name)
+        assert files.as_path(name) == str(tmp_path / name)  # for reading
 
 
 def test_what_is_no_directory_is_said_so(tmp_path):

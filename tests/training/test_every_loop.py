@@ -137,6 +137,12 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
     assert checkpoint_at(tmp_path) == (30, [])
 
 
+def test_a_callable_may_return_rollback_so_there_are_states_to_go_back_to(tmp_path):
+    LOOPS['watch'](given(tmp_path, on_nan=lambda incident: 'rollback', bad=(3, 50), steps=60))
+    first, second = [os.path.basename(record['restored']) for record in records_in(tmp_path)]
+    assert first == 'model.ckpt-0' and second.startswith('a snapshot of global step')
+
+
 @pytest.mark.full
 @two_loops
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):

@@ -68,6 +68,14 @@ def gone_back_to(rollbacks, step, job=None, session=None):
     return handled.incident.restored
 
 
+def test_a_newer_one_that_is_not_trusted_is_named():
+    rollbacks, _ = rollbacks_of(Listed(52, 51, 50))
+    handled = handled_at(60)
+    rollbacks.roll_back(None, handled, Rollback(), None)
+    said = '; %s/model.ckpt-52 is not trusted yet: fewer than 10 good steps followed it' % LOGDIR
+    assert handled.incident.reason == said
+
+
 def test_the_newest_that_is_ten_steps_old_is_taken_and_no_older_one_is_read():
     restorer = Listed(52, 50, 40, 30)
     rollbacks, _ = rollbacks_of(restorer)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from tests.helpers.checkpoints import newest
 from tests.helpers.models import LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -84,6 +85,9 @@ def test_at_the_end_of_a_chain_they_give_way_to_what_was_restored(on_nan, tmp_pa
     apart = str(tmp_path / 'slimguard' / 'ruined.ckpt')
     assert ' (they are saved apart, as %s), so the variables are put back to ' % apart in line
     assert checkpoint_at(tmp_path) == (0, [])
+    said = 'the state that was put back is saved: ' + newest(tmp_path)
+    assert (said in lines) == raises
+    assert not any('the last finite state' in line for line in lines)
 
 
 @pytest.mark.parametrize('decay', [1e-3, 0.0])

@@ -606,6 +606,8 @@ def test_two_incidents_of_one_run_are_told_as_that():
         steps(session, both, 3)
     told = ['in the same run as the incident before' in each.reason for each in hook.incidents]
     assert len(told) == 3 and sum(told) == 1
+    last = hook.incidents[-1]  # the other train op has written its update
+    assert last.reason.endswith('this is the update of train op b/Momentum, one of 2 in the run')
 
 
 def test_what_is_written_on_top_is_named_once():

@@ -75,6 +75,17 @@ class TestWhatItIsCalled:
         assert script.again() == 'm.ckpt-%d-last' % saved[-1][0]
         assert newest(tmp_path) == newest_before  # the script resumes from it by its number
 
+    @pytest.mark.parametrize('first', [0, 1])
+    def test_a_small_number_may_be_of_a_step_or_of_an_epoch(self, first, tmp_path):
+        script = Script(tmp_path)
+        script.steps['train'] = 1
+        script.save(None, first)
+        script.steps['train'] = 15
+        assert script.again() == 'm.ckpt-%d-last' % first
+        script.save(None, first + 14)  # now it is known
+        script.steps['train'] = 17
+        assert script.again() == 'm.ckpt-%d' % (first + 16)
+
     def test_a_variable_says_it_itself(self, tmp_path):
         script = Script(tmp_path)
         script.save(global_step=script.step)

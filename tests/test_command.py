@@ -103,11 +103,11 @@ class TestIncidents:
 def test_beside_a_bundle_that_is_not_there_the_others_are_named(tmp_path, capsys):
     times = {'10': '{"incident": {"time": 2.0}}', '4': '{"incident": {"time": 3.0}}', '5': '['}
     for number, said in times.items():
-        (tmp_path / 'slimguard' / ('incident-' + number)).mkdir(parents=True)
-        (tmp_path / 'slimguard' / ('incident-' + number) / 'incident.json').write_text(said)
-    named = 'incident-5, incident-10, incident-4'
+        (tmp_path / 'slimguard' / ('step-' + number)).mkdir(parents=True)
+        (tmp_path / 'slimguard' / ('step-' + number) / 'incident.json').write_text(said)
+    named = 'step-5, step-10, step-4'
     for missing, said in (
-        ('slimguard/incident-99', '/slimguard, the newest last: %s\n' % named),
+        ('slimguard/step-99', '/slimguard, the newest last: %s\n' % named),
         ('logs', 'the line "to see what happened" at the end of a training'),
     ):
         with pytest.raises(SystemExit):

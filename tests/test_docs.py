@@ -86,7 +86,7 @@ def world(tmp_path_factory):
     (folder / 'train_tf1.py').write_text(SCRIPT_OF_TF1)
     (folder / 'make_logs.py').write_text(TRAINING)
     done = forked_python('make_logs.py', cwd=folder, stderr=subprocess.STDOUT)
-    assert (folder / 'logs' / 'slimguard' / 'incident-4').is_dir(), done.stdout
+    assert (folder / 'logs' / 'slimguard' / 'step-4').is_dir(), done.stdout
     return folder
 
 

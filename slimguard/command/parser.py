@@ -306,7 +306,7 @@ def _add_replay(commands) -> None:
     replay.add_argument(
         'folder',
         metavar='BUNDLE',
-        help='the folder of a bad step, such as LOGDIR/slimguard/incident-4',
+        help='the folder of a bad step, such as LOGDIR/slimguard/step-4',
     )
     replay.add_argument(
         '--shell',

@@ -107,7 +107,7 @@ def _list(folder: str, without: Optional[int]) -> int:
     if not paths:
         raise BundleError(
             'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
-            '(%s); %s' % (os.path.join(bundles.folder(folder), 'incident-...'), logdirs.NAMED_BY)
+            '(%s); %s' % (os.path.join(bundles.folder(folder), 'step-...'), logdirs.NAMED_BY)
         )
     for path in paths:
         _say('%s  %s' % (path, texts.cut(_cause_in(path), _MOST_OF_A_CAUSE)))

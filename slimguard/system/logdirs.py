@@ -23,7 +23,7 @@ _FOLDER = 'slimguard'
 FALLBACK = 'slimguard-logs'
 _MOST_NAMES = 5
 # A folder named slimguard may also be a copy of this package.
-_MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'report.*', '.making-*')
+_MARKS_IN_FOLDER = ('incidents.jsonl*', 'step-*', 'learning_rate.json', 'report.*', '.making-*')
 
 
 class LogdirError(ValueError):

@@ -40,9 +40,9 @@ def incident(step, reason='not finite: loss', action='skip', **known):
 
 
 def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, capsys):
-    known = dict(diagnosis='in the forward pass: log of 0\n  Log:0 (Log)', bundle='/b/incident-3')
-    (tmp_path / 'slimguard' / 'incident-3').mkdir(parents=True)
-    (tmp_path / 'slimguard' / 'incident-3' / 'incident.json').write_text('{}')
+    known = dict(diagnosis='in the forward pass: log of 0\n  Log:0 (Log)', bundle='/b/step-3')
+    (tmp_path / 'slimguard' / 'step-3').mkdir(parents=True)
+    (tmp_path / 'slimguard' / 'step-3' / 'incident.json').write_text('{}')
     late = incident(40, 'not finite: gradient of w', 'raise', advice='train more slowly')
     tensors = ('loss', *['w%d' % n for n in range(9)])
     many = [
@@ -69,7 +69,7 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
         '  not finite: loss, w0, w1 and 7 more',
     ]
     assert lines[6].startswith('  the first: ') and lines[6].endswith(', step 3, loss nan')
-    folder = '%s/slimguard/incident-3' % tmp_path
+    folder = '%s/slimguard/step-3' % tmp_path
     assert lines[7] == '  what to do: Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).'
     assert lines[8] == '  to run it again: python -m slimguard replay ' + folder
     assert lines[10] == 'once, at global step 40: raise'
@@ -91,7 +91,7 @@ def test_checkpoints_answers_without_the_lines_that_tensorflow_prints_when_it_is
 def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_not_named(
     tmp_path, capsys
 ):
-    there = tmp_path / 'logs' / 'slimguard' / 'incident-3'
+    there = tmp_path / 'logs' / 'slimguard' / 'step-3'
     advised = advice.for_bad_data([1], str(there), skips=False)
     gone = incident(2, 'loss 5', bundle=str(there), advice=advised)  # of an earlier run
     record(tmp_path / 'logs', gone, incident(3, bundle=str(there)))
@@ -99,7 +99,7 @@ def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_no
     (there / 'incident.json').write_text('{}')
     (tmp_path / 'logs').rename(tmp_path / 'moved')
     assert run('incidents', tmp_path / 'moved') == 0
-    moved = tmp_path / 'moved' / 'slimguard' / 'incident-3'
+    moved = tmp_path / 'moved' / 'slimguard' / 'step-3'
     said = capsys.readouterr().out
     assert said.count('replay') == 1 and 'the data are bad' in said
     assert 'python -m slimguard replay %s\n' % shlex.quote(str(moved)) in said

@@ -22,9 +22,9 @@ tf1 = tf.compat.v1
 def test_it_holds_what_the_step_drew_the_graph_the_state_and_the_diagnosis(tmp_path):
     failed = zoo.failed('a_pixel_that_relu_swallows')
     path = write(failed, tmp_path)
-    assert path == str(tmp_path / 'slimguard' / 'incident-1')
+    assert path == str(tmp_path / 'slimguard' / 'step-1')
     assert bundle.paths(str(tmp_path)) == [path]
-    assert os.listdir(str(tmp_path / 'slimguard')) == ['incident-1']
+    assert os.listdir(str(tmp_path / 'slimguard')) == ['step-1']
     found = bundle.read(path)
     assert found.incident['step'] == 1
     assert found.diagnosis['non_finite']['rows'] == [5]

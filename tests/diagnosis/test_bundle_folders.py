@@ -42,9 +42,9 @@ def put_bundle(logdir, name, **said):
 
 
 def test_the_order_is_that_of_the_incidents_whatever_the_files_say(tmp_path):
-    names = ['incident-30', 'incident-4', 'incident-4-2', 'incident-unknown']
+    names = ['step-30', 'step-4', 'step-4-2', 'step-unknown']
     made = [put_bundle(tmp_path, n, version=2, time=1e9 + i) for i, n in enumerate(names)]
-    untold = put_bundle(tmp_path, 'incident-50', version=2, time='NaN')
+    untold = put_bundle(tmp_path, 'step-50', version=2, time='NaN')
     for number, path in enumerate([untold] + made):
         os.utime(os.path.join(path, 'incident.json'), (4e9 - number, 4e9 - number))
     assert bundle.paths(str(tmp_path)) == [untold] + made
@@ -68,22 +68,22 @@ def test_the_first_of_each_kind_is_the_last_to_go(failed, tmp_path):
     # No bundle gets the name of a removed one.
     paths = (first, other, again, third, fourth, fifth)
     numbers = ['', '-2', '-3', '-4', '-5', '-6']
-    assert [os.path.basename(p) for p in paths] == ['incident-1' + n for n in numbers]
+    assert [os.path.basename(p) for p in paths] == ['step-1' + n for n in numbers]
 
 
 def test_the_one_just_written_stays_even_among_bundles_of_the_future(failed, tmp_path):
-    later = [put_bundle(tmp_path, 'incident-%d' % n, version=2, time=9e9 + n) for n in (7, 8)]
+    later = [put_bundle(tmp_path, 'step-%d' % n, version=2, time=9e9 + n) for n in (7, 8)]
     path = write(failed, tmp_path, max_bundles=2)
     assert bundle.paths(str(tmp_path)) == [path, later[1]]
     assert bundle.read(path).text
 
 
 def test_what_is_not_ours_is_never_removed(failed, tmp_path):
-    elsewhere = put_bundle(tmp_path / 'elsewhere', 'incident-1', version=2, time=1.0)
-    ours = put_bundle(tmp_path, 'incident-2', version=2, time=2.0)
-    noted = put_bundle(tmp_path, 'incident-3', version=2, time=3.0)
-    (tmp_path / 'slimguard' / 'incident-3' / 'notes.txt').write_text('mine')
-    link = tmp_path / 'slimguard' / 'incident-1'
+    elsewhere = put_bundle(tmp_path / 'elsewhere', 'step-1', version=2, time=1.0)
+    ours = put_bundle(tmp_path, 'step-2', version=2, time=2.0)
+    noted = put_bundle(tmp_path, 'step-3', version=2, time=3.0)
+    (tmp_path / 'slimguard' / 'step-3' / 'notes.txt').write_text('mine')
+    link = tmp_path / 'slimguard' / 'step-1'
     os.symlink(elsewhere, str(link))
     path = write(failed, tmp_path, max_bundles=1)
     assert bundle.paths(str(tmp_path)) == [path] and link.is_symlink()
@@ -110,10 +110,10 @@ def test_a_relative_folder_and_a_url_of_this_machine_are_paths_of_this_machine(
 ):
     monkeypatch.chdir(tmp_path)
     path = write(failed, 'file://%s/logs' % tmp_path)
-    assert path == str(tmp_path / 'logs' / 'slimguard' / 'incident-1')
+    assert path == str(tmp_path / 'logs' / 'slimguard' / 'step-1')
     assert bundle.paths('file://%s/logs' % tmp_path) == bundle.paths('logs') == [path]
-    assert replay.main('file://' + path) == replay.main('logs/slimguard/incident-1') == 0
-    it = bundle.read('logs/slimguard/incident-1')
+    assert replay.main('file://' + path) == replay.main('logs/slimguard/step-1') == 0
+    it = bundle.read('logs/slimguard/step-1')
     monkeypatch.chdir('/')
     assert it.path == path and variables_of(it)
     assert os.listdir(str(tmp_path)) == ['logs']
@@ -122,7 +122,7 @@ def test_a_relative_folder_and_a_url_of_this_machine_are_paths_of_this_machine(
 @needs_ram
 def test_a_remote_bundle_is_written_read_and_replayed(failed, ram, capsys):
     made = [write(failed, ram, step=step, max_bundles=2) for step in (1, 1, 7)]
-    assert [os.path.basename(path) for path in made] == ['incident-1', 'incident-1-2', 'incident-7']
+    assert [os.path.basename(path) for path in made] == ['step-1', 'step-1-2', 'step-7']
     # All are of one kind, so the second was removed.
     assert bundle.paths(ram) == [made[0], made[2]]
     assert not tf.io.gfile.exists(made[1] + '/step.pb')

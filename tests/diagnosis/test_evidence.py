@@ -60,7 +60,7 @@ def train(logdir, bad, steps=4, depth=Depth.DRAWN, **kwargs):
 def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
     (found,) = train(str(tmp_path), bad=[2])
     assert found.diagnosis.non_finite.rows == [1]
-    assert found.bundle == str(tmp_path / 'slimguard' / 'incident-0')
+    assert found.bundle == str(tmp_path / 'slimguard' / 'step-0')
     told = str(found.diagnosis).splitlines()[0]
     assert told == 'in the input: bad data: 1 NaN among 12 values, in row 1'
     assert replay.main(found.bundle) == 0

@@ -26,7 +26,7 @@ def by_hand(session, train_op, global_step, kwargs):
 def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step_fn):
     error = fail(tmp_path, **({'train_step_fn': train_step_fn} if train_step_fn else {}))
     lines = str(error).splitlines()
-    path = str(tmp_path / 'slimguard' / 'incident-2')
+    path = str(tmp_path / 'slimguard' / 'step-2')
     why = 'in the input: bad data: 1 NaN among 12 values, in row 1'
     assert lines[0] == 'Bad step at global step 2 (loss nan): ' + why
     assert lines[-1] == 'to see what happened: python -m slimguard report %s' % tmp_path

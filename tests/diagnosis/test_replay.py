@@ -230,7 +230,7 @@ def test_a_folder_that_is_neither_is_told_what_was_looked_for(tmp_path, capsys):
         assert replay.main(str(folder)) == 2
         said = capsys.readouterr()
         assert 'neither a bundle (a folder with incident.json) nor a log directory' in said.err
-        assert str(folder / 'slimguard' / 'incident-...') in said.err
+        assert str(folder / 'slimguard' / 'step-...') in said.err
         assert said.out == ''
     assert os.listdir(str(tmp_path)) == []
 

@@ -39,7 +39,7 @@ def test_the_error_says_where_what_and_whether_anything_was_written():
 
 
 def test_the_error_ends_with_a_command_whose_path_is_there(tmp_path):
-    logdir, kept = str(tmp_path / 'my logs'), tmp_path / 'my logs' / 'slimguard' / 'incident-4'
+    logdir, kept = str(tmp_path / 'my logs'), tmp_path / 'my logs' / 'slimguard' / 'step-4'
     error = NanLossError(incident(bundle=str(kept), advice='train more slowly'), logdir)
     assert str(error).splitlines()[-1] == 'train more slowly'
     kept.mkdir(parents=True)

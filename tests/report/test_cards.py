@@ -71,8 +71,8 @@ def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
 
 
 def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
-    said = [(n, 'skip', 'loss %d is above' % n, '/x/incident-%d' % n) for n in range(1, 9)]
-    bundles = [bundle_of('incident-6'), bundle_of('incident-7')]
+    said = [(n, 'skip', 'loss %d is above' % n, '/x/step-%d' % n) for n in range(1, 9)]
+    bundles = [bundle_of('step-6'), bundle_of('step-7')]
     diagnosis = 'in the forward pass: it was'
     data = data_of(*said, bundles=bundles, diagnosis=diagnosis)
     (kind,) = report_data.kinds_of(data)
@@ -84,10 +84,10 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
 
 
 def test_the_card_is_of_the_first_with_ten_steps_of_history():
-    said = [(n, 'skip', NAN, 'incident-%d' % n) for n in range(1, 5)]
+    said = [(n, 'skip', NAN, 'step-%d' % n) for n in range(1, 5)]
     bundles = []
     for n, length in enumerate([2, 9, 10, 200], 1):
-        it = bundle_of('incident-%d' % n, n)
+        it = bundle_of('step-%d' % n, n)
         steps = last_steps_of(history_of(np.ones([length, 2]), loss=np.ones(length)))
         bundles.append(dataclasses.replace(it, opened=it.opened._replace(steps=steps)))
     assert first_of(*said, bundles=bundles)[0].endswith(' Below is incident 3.')
@@ -141,27 +141,27 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
 
 
 def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
-    said = [(1, 'skip', NAN, 'incident-1'), (2, 'skip', 'other', 'incident-2'), (3, 'raise', NAN)]
-    bundles = [bundle_of('incident-1', text=''), bundle_of('incident-2', text='')]
+    said = [(1, 'skip', NAN, 'step-1'), (2, 'skip', 'other', 'step-2'), (3, 'raise', NAN)]
+    bundles = [bundle_of('step-1', text=''), bundle_of('step-2', text='')]
     first, other = report_data.kinds_of(data_of(*said, bundles=bundles))
     assert (first.first.step, first.first.opened) == (3, None)
-    assert [it.opened.name for it in first.alike] == ['incident-1']
-    assert other.first.opened.name == 'incident-2'
+    assert [it.opened.name for it in first.alike] == ['step-1']
+    assert other.first.opened.name == 'step-2'
 
 
 def test_without_a_record_the_bundles_are_told():
-    bundles = [bundle_of('incident-1'), bundle_of('incident-2', 7)]
-    data = data_of(bundles=bundles, notes=['incident-3 cannot be read: x'])
+    bundles = [bundle_of('step-1'), bundle_of('step-2', 7)]
+    data = data_of(bundles=bundles, notes=['step-3 cannot be read: x'])
     (kind,) = report_data.kinds_of(data)
-    assert kind.first.opened.name == 'incident-1' and kind.alike[0].heading == 'Step 7'
-    assert 'incident-3 cannot be read: x' in page.render(data)
+    assert kind.first.opened.name == 'step-1' and kind.alike[0].heading == 'Step 7'
+    assert 'step-3 cannot be read: x' in page.render(data)
 
 
 def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
-    said = (103, 'raise', 'above max_loss: loss', 'incident-103')
+    said = (103, 'raise', 'above max_loss: loss', 'step-103')
 
     def shown(*lines, rows=()):
-        bundles = [bundle_of('incident-103', 103, rows=rows)]
+        bundles = [bundle_of('step-103', 103, rows=rows)]
         data = data_of(said, bundles=bundles, diagnosis='\n'.join(lines))
         return report_data.kinds_of(data)[0].first
 
@@ -203,12 +203,12 @@ def test_of_very_many_kinds_the_largest_are_shown(tmp_path):
 
 
 def test_the_page_is_in_the_order_of_what_matters():
-    said = [(1, 'skip', NAN, 'incident-1'), (2, 'raise', 'other', 'incident-2')]
-    bundles = [bundle_of('incident-1', text=''), bundle_of('incident-2', text='')]
+    said = [(1, 'skip', NAN, 'step-1'), (2, 'raise', 'other', 'step-2')]
+    bundles = [bundle_of('step-1', text=''), bundle_of('step-2', text='')]
     shown = page.render(data_of(*said, bundles=bundles))
-    order = [shown.index(it) for it in ('id="incident-2"', '>Loss<', 'id="incident-1"', '<table')]
+    order = [shown.index(it) for it in ('id="step-2"', '>Loss<', 'id="step-1"', '<table')]
     assert order == sorted(order)
-    assert [a['href'] for a in Seen(shown).of('a')].count('#incident-1') == 1  # a row
+    assert [a['href'] for a in Seen(shown).of('a')].count('#step-1') == 1  # a row
 
 
 def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
@@ -219,13 +219,13 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
     )
     pages = []
     for cause in causes:
-        bundles = [bundle_of('/a b/slimguard/incident-1', text='in the forward pass: ' + cause)]
-        pages.append(page.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=bundles)))
+        bundles = [bundle_of('/a b/slimguard/step-1', text='in the forward pass: ' + cause)]
+        pages.append(page.render(data_of((1, 'skip', NAN, 'step-1'), bundles=bundles)))
     assert 'tf.math.divide_no_nan(x, y)' in pages[0] and 'divide_no_nan' not in pages[1]
     assert 'a small epsilon' in pages[1]
     # The advice is on the explosion, not on the op that overflowed after it.
     assert 'a smaller learning rate' in pages[2] and 'tf.minimum' not in pages[2]
-    replay = "python -m slimguard replay '/a b/slimguard/incident-1'"
+    replay = "python -m slimguard replay '/a b/slimguard/step-1'"
     said = '<pre class="command">%s</pre>\n<pre class="command">%s --without 2</pre>\n'
     said = said % (replay, replay)
     assert said.replace("'", '&#39;') in pages[0]
@@ -233,11 +233,11 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
 
 @pytest.mark.parametrize('is_known', [True, False])
 def test_only_the_numbers_that_are_at_fault_are_open(is_known):
-    it = bundle_of('incident-1')
+    it = bundle_of('step-1')
     drawn = {'x:0': np.arange(8).reshape([4, 2]), 'w:0': np.zeros([4])}
     batch = samples.in_numbers(drawn, suspects=['w:0'] if is_known else [])
     it = dataclasses.replace(it, opened=it.opened._replace(batch=batch))
-    shown = page.render(data_of((1, 'skip', NAN, 'incident-1'), bundles=[it]))
+    shown = page.render(data_of((1, 'skip', NAN, 'step-1'), bundles=[it]))
     assert 'row 1: 2 3' in shown and 'all 4 numbers are 0' in shown
     assert shown.count('<details open>') == is_known
     assert not is_known or shown.index('w:0') < shown.index('x:0')

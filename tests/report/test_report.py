@@ -123,7 +123,7 @@ def test_each_incident_leads_to_its_card(copy):
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
     links = [a['href'] for a in seen.of('a')]
     # Two marks, as each chart is there twice, and a row.
-    assert sorted(links) == sorted(['#incident-5', '#incident-8', '#incident-10'] * 3)
+    assert sorted(links) == sorted(['#step-5', '#step-8', '#step-10'] * 3)
     assert all(link[1:] in targets for link in links)
 
 
@@ -141,11 +141,11 @@ def links_of(logdir, **changes):
 
 @pytest.mark.full
 def test_a_bundle_is_told_by_its_name_and_not_by_a_time(copy):
-    linked = {'incident-5': 'row-1', 'incident-8': 'row-2', 'incident-10': 'row-3'}
+    linked = {'step-5': 'row-1', 'step-8': 'row-2', 'step-10': 'row-3'}
     assert links_of(copy, time=1e9) == linked
     # Of bundles with one name, all but the last were removed.
-    assert links_of(copy, bundle='C:\\logs\\slimguard\\incident-8\\') == {'incident-8': 'row-3'}
-    for none in (None, '/', 'incident-7'):
+    assert links_of(copy, bundle='C:\\logs\\slimguard\\step-8\\') == {'step-8': 'row-3'}
+    for none in (None, '/', 'step-7'):
         assert links_of(copy, bundle=none) == {}
 
 
@@ -262,7 +262,7 @@ def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
     WRONG[name](path)
     seen = see(logdir)
     assert harmless(seen)
-    assert len(re.findall('<p class="quiet">incident-1 cannot be read: ', page_of(logdir))) == 1
+    assert len(re.findall('<p class="quiet">step-1 cannot be read: ', page_of(logdir))) == 1
     assert len(seen.of('article')) == 1
 
 
@@ -276,12 +276,12 @@ def sound(tmp_path_factory):
 @pytest.fixture
 def sound_and_not(sound, tmp_path):
     """A log directory with two bundles, and the path of the one to damage, the older one."""
-    for name in ('incident-1', 'incident-2'):
+    for name in ('step-1', 'step-2'):
         path = str(tmp_path / 'slimguard' / name)
         shutil.copytree(sound, path)
         stamp = int(name[-1]) * 1e9
         os.utime(os.path.join(path, 'incident.json'), (stamp, stamp))
-    return tmp_path, str(tmp_path / 'slimguard' / 'incident-1')
+    return tmp_path, str(tmp_path / 'slimguard' / 'step-1')
 
 
 FIELDS = ('step', 'loss', 'reason', 'tensors', 'strategy', 'time', 'action')
@@ -516,7 +516,7 @@ def test_a_logdir_with_spaces_and_letters_of_all_kinds(copy):
     assert report.main(logdir, output=output, png=str(picture).encode()) == 0
     seen = Seen(output.read_text(encoding='utf-8'))
     assert len(seen.of('article')) == 3
-    assert "python -m slimguard replay '%s/slimguard/incident-" % logdir in seen.text
+    assert "python -m slimguard replay '%s/slimguard/step-" % logdir in seen.text
     assert picture.exists()
 
 
@@ -556,7 +556,7 @@ def test_whatever_a_bundle_raises_only_its_place_says_so(sound_and_not, monkeypa
     monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad else real(p))
     seen = see(logdir, png=str(logdir / 'x.png'))
     assert len(seen.of('article')) == 1 and (logdir / 'x.png').exists()
-    assert 'incident-1 cannot be read: ' in seen.text
+    assert 'step-1 cannot be read: ' in seen.text
 
 
 LONG = '\u202ename\x00' * 20000
@@ -732,7 +732,7 @@ def test_nothing_overlaps_and_nothing_is_beyond_the_window(copy, tmp_path, incid
         line(step=n * 100, action=['skip', 'rollback'][n % 2], reason=kinds[n % 2] % n)
         for n in range(incidents - 1)
     ]
-    ended = dict(action='raise', bundle='x/slimguard/incident-10', gradient_norm=7e9)
+    ended = dict(action='raise', bundle='x/slimguard/step-10', gradient_norm=7e9)
     record(copy, *lines, line(step=10**6 + 5, **ended))
     see(copy)
     page = tmp_path / 'copy.html'

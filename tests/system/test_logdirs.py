@@ -20,7 +20,7 @@ def make(folder, *names):
 def test_one_file_of_a_training_is_enough(tmp_path):
     names = ['checkpoint', 'model.ckpt-5.index', 'old.ckpt.meta', 'graph.pbtxt', 'm-00000-of-00002']
     names += ['events.out.tfevents.1.host', 'slimguard/incidents.jsonl', 'slimguard/report.html']
-    names += ['slimguard/incident-5/', 'slimguard/']
+    names += ['slimguard/step-5/', 'slimguard/']
     for number, name in enumerate(names):
         logdir = make(tmp_path / str(number), name)
         assert logdirs.require_logdir(logdir) == str(logdir), name
@@ -49,7 +49,7 @@ def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it
     folder.mkdir(parents=True)
     assert logdirs.meant_by(str(folder)) == str(folder)  # without a record it may be anybody's
     (folder / 'incidents.jsonl').write_text('')
-    bundle = folder / 'incident-4'
+    bundle = folder / 'step-4'
     bundle.mkdir()
     (bundle / 'incident.json').write_text('{}')
     for given in (folder, str(folder) + '/', tmp_path / 'logs'):

@@ -27,7 +27,7 @@ def train(logdir, policy, soft):
 
 
 def bundles(logdir):
-    return sorted((logdir / 'slimguard').glob('incident-*'))
+    return sorted((logdir / 'slimguard').glob('step-*'))
 
 
 def assert_diagnosed(bundle):

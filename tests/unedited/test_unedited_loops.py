@@ -159,7 +159,7 @@ def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_p
     (record,) = records_in(tmp_path / 'guarded')
     assert (record['step'], record['action']) == (2, 'skip')
     assert 'bad data' in record['diagnosis']
-    assert len(list((tmp_path / 'guarded' / 'slimguard').glob('incident-*'))) == 1
+    assert len(list((tmp_path / 'guarded' / 'slimguard').glob('step-*'))) == 1
 
 
 @pytest.mark.full

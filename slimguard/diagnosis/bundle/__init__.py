@@ -1,6 +1,6 @@
 """The bundle: a bad step in a folder, to be opened elsewhere, weeks later, without the user's code.
 
-    logdir/slimguard/incident-<step>/
+    logdir/slimguard/step-<step>/
       state.npz      the variables before the step, by the names of their ops
       drawn.npz      what the step drew, by the names of its tensors
       step.pb        the step as a GraphDef

@@ -26,7 +26,7 @@ JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
 MOST_BYTES = 8 << 30
 VERSION = 2
 
-_NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
+_NAME = re.compile(r'step-(\d+|unknown)(-\d+)?$')
 _TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
 _LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
 

@@ -165,7 +165,7 @@ def _make(parent: str, step: Optional[int]) -> str:
 
     On a remote file system, two trainings with one logdir may choose the same name at once.
     """
-    name = 'incident-%s' % ('unknown' if step is None else step)
+    name = 'step-%s' % ('unknown' if step is None else step)
     for number in itertools.count(1):
         path = os.path.join(parent, name if number == 1 else '%s-%d' % (name, number))
         if path not in _made and _make_dir(path):

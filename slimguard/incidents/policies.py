@@ -150,7 +150,7 @@ class Raise(Policy):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Stop(Policy):
-    """End the training cleanly: hooks' `end` runs, and the last finite loss is returned."""
+    """End the training cleanly: hooks' `end` runs; `train` returns the last good step's loss."""
 
     action = 'stop'
     ends = True

@@ -173,7 +173,7 @@ def _tell_if_complete(number_of_steps: Optional[int], global_step: Any, session)
 
 _COMPLETE = (
     'this training was complete already: its global step is %d, and number_of_steps is '
-    "%d. slim's loop runs one more step all the same, and train() returns its loss."
+    "%d. slim's loop runs one more step all the same."
 )
 
 

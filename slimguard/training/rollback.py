@@ -194,12 +194,13 @@ class Rollbacks:
         newest = step_in_name(published)
         if newest is not None and step is not None and newest <= step:
             return
-        why: Any = self._restorer.why_not_saved
+        why: Any = ''
         try:
             saved = self._restorer.save(session)
         except (tf.errors.OpError, OSError) as error:
             saved, why = None, error
         if saved is None:
+            why = why or self._restorer.why_not_saved
             opened.log_after(log().error, _NOT_LEFT, restored, published, why)
         else:
             opened.log_after(log().warning, _LEFT, saved)

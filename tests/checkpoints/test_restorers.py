@@ -347,7 +347,10 @@ class TestWhatARollbackLeaves:
                 'is saved as the newest checkpoint, %s-25; a restart begins there.' % saved
             )
         else:
-            assert 'is not saved, so a restart begins at %s. Why' % saved in told[1]
+            assert (
+                'is not saved, so a restart begins at %s. Why it is not saved: the' % saved
+                in told[1]
+            )
 
 
 def test_what_a_script_has_restored_of_another_model_is_not_gone_back_to(tmp_path):

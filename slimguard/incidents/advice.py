@@ -7,15 +7,26 @@ from slimguard.system import texts
 
 # How a diagnosis says that the training exploded, so that the overflowing op is not at fault.
 LARGE_WEIGHTS = 'The weights are as large as'
+_OF_A_JUMP = 'Keep the learning rate as it was, or let it grow in small steps.'
 FOR_A_JUMP = (
-    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
-    'before it is written, and rollback goes back to the weights before it.'
+    _OF_A_JUMP + ' spike=True holds such a step before it is written, and rollback goes back to '
+    'the weights before it.'
 )
+_OF_GROWTH = 'If one step made it grow, look at the batch of that step.'
 FOR_GROWTH = (
-    'If one step made it grow, look at the batch of that step. Train with a smaller learning rate, '
-    'or clip the gradients. spike=True holds a step whose loss or gradient jumps, and rollback '
-    'goes back to the weights before it.'
+    'Train with a smaller learning rate, or clip the gradients. ' + _OF_GROWTH + ' spike=True '
+    'holds a step whose loss or gradient jumps, and rollback goes back to the weights before it.'
 )
+_OF_A_LIMIT = (
+    'Look at the batch of this step. If its loss is as it should be, raise the limit; else train '
+    'with a smaller learning rate, or clip the gradients.'
+)
+# What is left of a cure beside the advice of an incident, which has the rest.
+_BESIDE_ADVICE = {
+    FOR_A_JUMP: _OF_A_JUMP,
+    FOR_GROWTH: _OF_GROWTH,
+    _OF_A_LIMIT: _OF_A_LIMIT.partition('; else')[0] + '.',
+}
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
 _KEEP_ABOVE_0 = 'Keep the input above 0: tf.%s(tf.maximum(x, 1e-7)%s).'
 _PUT_A_NUMBER = 'Put a large finite number, such as 1e9, in place of the Inf.'
@@ -67,8 +78,7 @@ BY_CAUSE = {
     'overflow of ': 'Look at the inputs of this op. If they are as large as they should be, scale '
     'them down, or compute with a wider dtype.',
     ' returned ': 'Look at the function, or at the other process, that returned it.',
-    'and everything is finite': 'Look at the batch of this step. If its loss is as it should be, '
-    'raise the limit; else train with a smaller learning rate, or clip the gradients.',
+    'and everything is finite': _OF_A_LIMIT,
 }
 # The cures for all other causes, by the phase of the diagnosis.
 BY_PHASE = {
@@ -98,21 +108,21 @@ def for_cause(cause: str, is_advised: bool = False) -> str:
 def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
     """The lines of an error on what may help: the cure for its cause, and the incident's advice."""
     cure = for_cause(cause, bool(advised))
-    if advised and cure in FOR_EXPLOSIONS:  # the incident's advice knows the policy
-        cure = cure.partition('. ')[0] + '.'
+    cure = _BESIDE_ADVICE.get(cure, cure) if advised else cure
     return list(filter(None, [cure and 'what to do: ' + cure, advised]))
 
 
 _REPLAY = '; python -m slimguard replay'
 
 
-def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
+def for_an_explosion(factor: Optional[float], reason: str = '', is_known: bool = False) -> str:
     """Advice for a training that used up its rollbacks, or whose loss was above max_loss.
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.
       reason: the incident's reason; if it says that the step was held as a spike, the advice does
         not suggest `spike`.
+      is_known: whether the last steps show an explosion.
     """
     policy = 'rollback:3x%.1g' % (0.1 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
@@ -120,9 +130,15 @@ def for_an_explosion(factor: Optional[float], reason: str = '') -> str:
         smaller += ', by a smaller factor than %g' % factor
     hold = 'hold what jumps before it is written (spike=True, or --spike=default), '
     return (
-        'if this training explodes, go back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
+        '%sgo back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
         'train with a smaller learning rate from the start, or clip the gradients'
-        % (smaller, policy, policy, '' if 'times the median' in reason else hold)
+        % (
+            '' if is_known else 'if this training explodes, ',
+            smaller,
+            policy,
+            policy,
+            '' if 'times the median' in reason else hold,
+        )
     )
 
 

@@ -125,10 +125,11 @@ class FallbackChain:
         if skipped:
             told.append(skipped_in_words(skipped, self._state.steps, self._why_skipped))
         if rollbacks:
-            told.append('went back to an earlier state %d time' % rollbacks + 's'[: rollbacks > 1])
-        if self._factor is not None:
-            told.append('the learning rate ends at x%g' % self._factor)
-        return '; '.join(told or ["'stop' ended the training"])
+            times = '%d time' % rollbacks + 's'[: rollbacks > 1]
+            told.append('the training went back to an earlier state ' + times)
+            if self._factor is not None:
+                told[-1] += '; its learning rate ends at x%g' % self._factor
+        return NEXT_LINE.join(told or ["'stop' ended the training"])
 
     def note_job_rollbacks(self, rollbacks: int) -> None:
         """Notes how often all processes of the job went back to a checkpoint."""
@@ -174,6 +175,9 @@ class FallbackChain:
             if policy is not None:
                 return policy
         return None
+
+
+NEXT_LINE = '.\n    '  # between the sentences at the end of a training
 
 
 def skipped_in_words(skipped: int, steps: int, why: str) -> str:

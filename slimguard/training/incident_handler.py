@@ -18,7 +18,7 @@ from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.diagnosis import Phase
 from slimguard.diagnosis.evidence import Depth, Evidence
 from slimguard.incidents import advice
-from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.fallback_chain import NEXT_LINE, FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_log import IncidentLog
 from slimguard.incidents.nan_loss_error import NanLossError
@@ -265,7 +265,8 @@ class IncidentHandler:
         if incident.state_lost or phase == Phase.VARIABLE:
             return advice.for_lost_state(rolls_back)
         if kind == EXPLOSION or phase == Phase.UNKNOWN or asks:
-            return advice.for_an_explosion(policies.learning_rate, incident.reason)
+            is_known = diagnosis is not None and bool(diagnosis.explosion)
+            return advice.for_an_explosion(policies.learning_rate, incident.reason, is_known)
         return None
 
     def _note_error(self, opened: OpenIncident, error: BaseException) -> None:
@@ -280,6 +281,7 @@ class IncidentHandler:
         opened.note_reason('; ' + failure if is_failure else _INTERRUPTED)
         if opened.incident.restored is None:  # else the last good state is a checkpoint already
             opened.note(action='error' if is_failure else 'interrupted')
+            opened.spent = ''
             opened.has_failed = is_failure
         if isinstance(error, _ENDS_QUIETLY):
             raise RuntimeError(failure) from error
@@ -351,7 +353,7 @@ class IncidentHandler:
     def close(self) -> None:
         """Closes the record, and logs the skipped batches, the rollbacks and the last words."""
         sentences = self._policies.tell(), self._last_words()
-        self._incident_log.close('; '.join(filter(None, sentences)))
+        self._incident_log.close(NEXT_LINE.join(filter(None, sentences)))
 
 
 class NotInitializedError(tf.errors.FailedPreconditionError):

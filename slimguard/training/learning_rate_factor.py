@@ -47,6 +47,7 @@ class LearningRateFactor:
         self._directory = directory if is_told and not ranks.rank else lambda: None
         self._factor = 1.0
         self._kept_in: Optional[str] = None
+        self._is_told = False  # whether the log says that it is kept nowhere
 
     def enter(self, session) -> None:
         """Sets the factor in a session before it trains; a smaller factor in the logdir counts."""
@@ -102,12 +103,9 @@ class LearningRateFactor:
         if self._ranks.rank:
             return
         if directory is None:
-            say(
-                log().warning,
-                'the learning rate is x%g from now on. No checkpoint is saved yet, so this is kept '
-                'nowhere: save one, or a restart begins with the full rate.',
-                self._factor,
-            )
+            if not self._is_told:
+                self._is_told = True
+                say(log().warning, _NOT_KEPT)
             return
         self._kept_in = directory
         path = _path_in(directory)
@@ -186,6 +184,10 @@ def _read(directory: str) -> float:
         return 1.0
 
 
+_NOT_KEPT = (
+    'the learning rate is smaller from now on. No checkpoint is saved yet, so this is kept '
+    'nowhere: save one, or a restart begins with the full rate.'
+)
 _NOT_USED = (
     'Rollback(learning_rate=%g) cannot make updates smaller: no guarded op here takes a learning '
     'rate. Leave the factor out (rollback:3), or lower the rate in Rollback(on_rollback=...)'

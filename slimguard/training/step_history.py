@@ -114,7 +114,7 @@ class StepHistory:
             if each[IS_GOOD]:
                 losses.add(each[LOSS])
                 norms.add(norm_of(each))
-        sentence = '%s %.6g%s is%s %.4g times %s before it, and was written' % (
+        sentence = '%s %.6g%s is%s %.4g times %s before it, and its update was written' % (
             'loss' if is_loss else gates.GRADIENT_NORM,
             loss if is_loss else norm,
             '' if math.isnan(step) else ' at global step %d' % step,

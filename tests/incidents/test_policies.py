@@ -279,7 +279,7 @@ def test_a_rollback_that_is_decided_and_fails_is_not_counted():
     for _ in range(2):
         assert chain.decide(incident()).action == 'rollback' and chain.tell() == ''
     chain.note_rollback()
-    assert chain.tell() == 'went back to an earlier state 1 time'
+    assert chain.tell() == 'the training went back to an earlier state 1 time'
     assert chain.decide(incident()).action == 'raise'
 
 

@@ -16,7 +16,7 @@ GOOD = np.ones([4, 2], np.float32)
 LARGE, NAN, NEGATIVE = GOOD * 1e3, GOOD.copy(), GOOD.copy()
 NAN[2, 1], NEGATIVE[2] = np.nan, -1
 
-EXPLODES = "if this training explodes, go back and go on with a smaller learning rate (on_nan='rol"
+EXPLODES = "go back and go on with a smaller learning rate (on_nan='rol"
 BY_LESS = "by a smaller factor than 0.5 (on_nan='rollback:3x0.2'"
 IS_DATA = "the data are bad, and not the weights: on_nan='skip', or --on_nan=skip, leaves out such"
 IS_BATCH = "the cause is in the batch, so going back does not help: on_nan='skip'"

@@ -107,7 +107,7 @@ def test_the_log_and_tensorboard_say_it(tmp_path):
         train(train_op, tmp_path, on_nan=Rollback(learning_rate=0.3))
     (line,) = [line for line in lines if 'incident 1' in line]
     assert 'model.ckpt-0, learning rate x0.3 from now on (1 of 3 times).' in line
-    told = 'went back to an earlier state 1 time; the learning rate ends at x0.3.\n    to see '
+    told = 'the training went back to an earlier state 1 time; its learning rate ends at x0.3.'
     assert any(line.startswith(told) for line in lines)
     events = [path for path in tmp_path.iterdir() if 'tfevents' in path.name]
     found = [

@@ -61,7 +61,7 @@ def test_a_step_far_beyond_all_before_is_told_at_once_and_at_the_end(loop, tmp_p
     with LogLines() as lines:
         loop(Given(str(tmp_path), on_nan='skip', bad=(24,), steps=25, value=1e6))
     assert checkpoint_at(tmp_path) == (25, [])  # nothing was held
-    told = [line for line in lines if 'and was written' in line]
+    told = [line for line in lines if 'update was written' in line]
     assert len(told) == 2 and told[0] == told[1]
     assert told[0].startswith('loss ') and ' at global step 24 is ' in told[0]
     assert 'times the largest of all 24 good steps before it' in told[0]
@@ -75,14 +75,14 @@ def test_a_step_that_a_rollback_has_undone_is_not_told_at_the_end(loop, tmp_path
     with LogLines() as lines:
         loop(Given(str(tmp_path), bad=(24, 25), steps=26, value=1e6, **settings))
     assert [each['action'] for each in records_in(tmp_path)] == ['rollback']
-    assert len([line for line in lines if 'and was written' in line]) == 1
+    assert len([line for line in lines if 'update was written' in line]) == 1
 
 
 @pytest.mark.parametrize('value, spike', [(30.0, None), (1e6, slimguard.Spike(loss=1e30))])
 def test_a_step_that_is_not_so_far_is_not_told_nor_one_where_spike_looks(value, spike, tmp_path):
     with LogLines() as lines:
         trained(tmp_path, (24,), value, steps=25, spike=spike)
-    assert not any('before it, and was written' in line for line in lines)
+    assert not any('before it, and its update was written' in line for line in lines)
 
 
 def test_the_last_line_of_run_says_that_a_step_was_far_beyond_all_before(tmp_path):

@@ -5,8 +5,8 @@ The JSON document has
 * `logdir` and `record`, two paths;
 * `unreadable_lines`, how many lines of the record are no incident;
 * `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions` (how often
-  each was taken), and `not_examined` (how many incidents were not examined, and only have the
-  same symptom);
+  each was taken), `not_examined` (how many incidents were not examined, and only have the same
+  symptom), and `what_to_do` (sentences);
 * `incidents`, the oldest first, each with its `number` in the log and on the page, and the
   attributes of `slimguard.Incident`.
 """
@@ -65,6 +65,7 @@ def _group_document(group: Group) -> Dict[str, Any]:
         'last_step': group.last_step,
         'actions': group.actions,
         'not_examined': group.not_examined,
+        'what_to_do': advice.what_to_do(group.first.cause, group.first.advice),
     }
 
 

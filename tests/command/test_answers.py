@@ -136,6 +136,7 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
         'last_step': 5,
         'actions': {'skip': 2},
         'not_examined': 0,
+        'what_to_do': [],
     }
     assert read['groups'][1]['actions'] == {'': 1}
 

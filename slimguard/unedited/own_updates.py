@@ -204,6 +204,7 @@ WITH_FIRST = (
     'to. It is guarded from the next run on'
 )
 _TOO_MANY = (
-    'the script builds an update anew for each run, and only the first %d of these are guarded: '
-    'each makes the graph larger, and the next run slower. Build the update once, before the loop'
+    'the script builds an update anew for each run, and after the first guarded one only %d more '
+    'are guarded: each makes the graph larger, and the next run slower. Build the update once, '
+    'before the loop'
 )

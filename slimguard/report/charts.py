@@ -373,7 +373,7 @@ _PALETTE = LinearSegmentedColormap.from_list(
 
 def last_steps_chart(steps: LastSteps) -> Chart:
     """The last steps: loss and gradient norm as lines, the norm of each gradient as a colour."""
-    ratios = last_steps.ratios_of(steps.norms)
+    ratios = last_steps.ratios_of(steps)
     begin = last_steps.beginning_of(steps, ratios)
     names, rows, begins_at = _heat_rows(steps, ratios, begin)
     lines, count = last_steps.lines(steps), len(steps.step)
@@ -403,7 +403,7 @@ def last_steps_chart(steps: LastSteps) -> Chart:
         plots[-1].set_xlabel(steps.axis, loc='right')
         return figure
 
-    return Chart(last_steps.caption(steps, begin) or 'The last steps', draw)
+    return Chart(last_steps.caption(steps, ratios, begin) or 'The last steps', draw)
 
 
 def _step_ticks(steps: List[int], most: int) -> List[int]:

@@ -159,7 +159,7 @@ def test_odd_histories_are_drawn(name):
 def heat_of(norms):
     """The colours of the heat map, and its names."""
     steps = steps_of(norms)
-    ratios = last_steps.ratios_of(steps.norms)
+    ratios = last_steps.ratios_of(steps)
     begin = last_steps.beginning_of(steps, ratios)
     names, rows, begins = charts._heat_rows(steps, ratios, begin)
     with charts._style():

@@ -131,6 +131,11 @@ class IncidentView(Incident):
         return begun(told[0]) + '.' if told and told[0] != self.cause else ''
 
     @property
+    def is_explosion(self) -> bool:
+        """Whether the diagnosis says at which step the training began to explode."""
+        return ' went from ' in self.cause
+
+    @property
     def _lines(self) -> List[str]:
         """The lines of the diagnosis, without the lines of an explosion."""
         told = (self.diagnosis or '').split('\n')

@@ -160,11 +160,14 @@ def _last_return(steps: LastSteps) -> int:
     return int(back[-1]) + 1 if back.size else 0
 
 
-def caption(steps: LastSteps, ratios: np.ndarray, begin: Optional[Beginning]) -> str:
+def caption(
+    steps: LastSteps, ratios: np.ndarray, begin: Optional[Beginning], is_explosion: bool = False
+) -> str:
     """The sentences below the charts of the last steps: the beginning, and the learning rate."""
     said = '' if begin is None else begin.said
     # Any number is above 100 times a median of zero.
-    if steps.gradients and begin is None and _has_usual(steps) and not np.isposinf(ratios).any():
+    is_known = _has_usual(steps) and not np.isposinf(ratios).any()
+    if steps.gradients and begin is None and is_known and not is_explosion:
         since = 'Since the last rollback no' if _last_return(steps) else 'No'
         said = since + ' gradient is above 100 times its median, and all are finite.'
     if steps.learning_rate is not None:

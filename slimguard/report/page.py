@@ -64,7 +64,7 @@ def _drawings(
         return
     steps = it.opened.steps
     if steps is not None and last_steps.lines(steps) and not is_alike:
-        chart = charts.last_steps_chart(steps)
+        chart = charts.last_steps_chart(steps, it.is_explosion)
         heading = 'The last %d steps' % len(steps.step)
         yield Drawing(heading, '', draw(chart, it.opened.name + '-steps'), chart.said)
     for number, sheet in enumerate(it.opened.sheets):

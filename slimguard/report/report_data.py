@@ -234,6 +234,7 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     if len(members) > 1:
         steps = sorted({i.step for i in members if i.step is not None})
         where = ', at step %d' if len(steps) == 1 else ', at steps %d to %d'
+        where = where.replace('to', 'and') if len(steps) == 2 else where
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
         # If these are all incidents, the page has their actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
@@ -250,6 +251,9 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     elif is_end:
         told.append(which + ' ended a run; another run followed')
     elif len(members) > 1:
-        which = first.heading.partition(',')[0]
-        told.append('Below is ' + ('the first' if first is members[0] else which.lower()))
+        which, why = first.heading.partition(',')[0], ''
+        if first.opened is not None:
+            long = ', the first with a history of %d steps' % _ENOUGH_STEPS
+            why = long if _has_history(first) else ', the first with a bundle'
+        told.append('Below is ' + ('the first' if first is members[0] else which.lower() + why))
     return ' '.join(sentence + '.' for sentence in told)

@@ -144,6 +144,19 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
     assert kinds[0].first.headline == 'In' + causes[0][2:]
 
 
+def test_the_headline_of_several_incidents_is_without_the_row_of_one():
+    causes = ['in the forward pass: log of 0 (1 of 8 values), in row %d' % n for n in (5, 6)]
+    data = data_of((1, 'skip', NAN), (2, 'skip', NAN))
+    both = [dataclasses.replace(i, diagnosis=it) for i, it in zip(data.incidents, causes)]
+    (kind,) = report_data.kinds_of(data._replace(incidents=both))
+    assert kind.headline == 'In the forward pass: log of 0.'
+    shown = page.render(data._replace(incidents=both))
+    assert shown.count('In the forward pass: log of 0 (1 of 8 values), in row 5.') == 1  # the card
+    assert shown.count('<span>in the forward pass: log of 0</span>') == 1  # the table
+    (kind,) = report_data.kinds_of(data._replace(incidents=both[:1]))
+    assert kind.headline.endswith(', in row 5.')
+
+
 def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
     said = [(1, 'skip', NAN, 'step-1'), (2, 'skip', 'other', 'step-2'), (3, 'raise', NAN)]
     bundles = [bundle_of('step-1', text=''), bundle_of('step-2', text='')]

@@ -146,6 +146,8 @@ class IncidentView(Incident):
         """What to do."""
         cure = advice.for_cause(self.cause + '\n' + self.more, bool(self.advice))
         if cure in advice.FOR_EXPLOSIONS:
+            if self.action == 'rollback':
+                cure = cure.replace(', and rollback goes back to the weights before it', '')
             # A step that was held as a spike needs no advice to hold spikes.
             return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
         # Without the bundle's old path: `commands` has its present path.

@@ -189,7 +189,9 @@ def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
     assert it.more == 'I%s.' % above[1:] and 'learning rate as it was' in it.to_do
     grown = 'the loss went from 1 at step 40 to 1e+17 at step 61; then Square overflowed'
     it = shown(grown, 'in the forward pass: overflow of float32: Square')
-    assert it.is_explosion
+    assert it.is_explosion and 'and rollback goes back' in it.to_do
+    cured = dataclasses.replace(it, action='rollback').to_do
+    assert 'spike=True' in cured and 'rollback' not in cured
     assert it.headline == 'T%s.' % grown[1:] and 'smaller learning rate' in it.to_do
     it = shown('in the forward pass: log of 0, in row 2', '  Log:0 (Log)', rows=[2])
     assert it.headline == 'In the forward pass: log of 0, in row 2.' and it.more == ''

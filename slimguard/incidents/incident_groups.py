@@ -20,7 +20,9 @@ NOT_EXAMINED = '%d of them only have the same symptom: slimguard did not look fo
 _WHEREVER = re.compile(
     r'^in the [^:]*: (?=overflow)|(?<=overflow) of [^;]*|(?<= went from ).*|[.] The weights.*'
 )
-_ROWS = re.compile(r'(, in )?(\brows? #(, #)*|# of # rows)')
+# Rows, and a count of values, in a cause whose numbers may be '#'.
+_ROWS = re.compile(r'(, in )?(\brows? N(, N)*|N of N rows)'.replace('N', r'(#|\d+)'))
+_COUNT = re.compile(r' \(\d+ of \d+ values\)')
 
 
 class Group(NamedTuple):
@@ -101,6 +103,11 @@ def kind_of(incident: Incident) -> str:
 def symptom_of(incident: Incident) -> str:
     """What was seen, without numbers. Incidents with the same symptom may have different causes."""
     return _words_of(incident.reason.partition('; ')[0])
+
+
+def without_rows(cause: str) -> str:
+    """A cause without the rows of its batch and its count of values, which are of one incident."""
+    return _ROWS.sub('', _COUNT.sub('', cause))
 
 
 def _words_of(told: str) -> str:

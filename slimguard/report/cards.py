@@ -131,6 +131,11 @@ class IncidentView(Incident):
         return begun(told[0]) + '.' if told and told[0] != self.cause else ''
 
     @property
+    def is_explosion(self) -> bool:
+        """Whether the diagnosis says at which step the training began to explode."""
+        return ' went from ' in self.cause
+
+    @property
     def _lines(self) -> List[str]:
         """The lines of the diagnosis, without the lines of an explosion."""
         told = (self.diagnosis or '').split('\n')
@@ -141,6 +146,8 @@ class IncidentView(Incident):
         """What to do."""
         cure = advice.for_cause(self.cause + '\n' + self.more, bool(self.advice))
         if cure in advice.FOR_EXPLOSIONS:
+            if self.action == 'rollback':
+                cure = cure.replace(', and rollback goes back to the weights before it', '')
             # A step that was held as a spike needs no advice to hold spikes.
             return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
         # Without the bundle's old path: `commands` has its present path.

@@ -371,10 +371,16 @@ _PALETTE = LinearSegmentedColormap.from_list(
 ).with_extremes(bad=np.array(BAD) / 255)
 
 
-def last_steps_chart(steps: LastSteps) -> Chart:
-    """The last steps: loss and gradient norm as lines, the norm of each gradient as a colour."""
-    ratios = last_steps.ratios_of(steps.norms)
-    begin = last_steps.beginning_of(steps, ratios)
+def last_steps_chart(steps: LastSteps, is_explosion: bool = False) -> Chart:
+    """The last steps: loss and gradient norm as lines, the norm of each gradient as a colour.
+
+    Args:
+      steps: the last steps.
+      is_explosion: whether the diagnosis says at which step the training began to explode, so that
+        the chart names no other step.
+    """
+    ratios = last_steps.ratios_of(steps)
+    begin = None if is_explosion else last_steps.beginning_of(steps, ratios)
     names, rows, begins_at = _heat_rows(steps, ratios, begin)
     lines, count = last_steps.lines(steps), len(steps.step)
 
@@ -403,7 +409,7 @@ def last_steps_chart(steps: LastSteps) -> Chart:
         plots[-1].set_xlabel(steps.axis, loc='right')
         return figure
 
-    return Chart(last_steps.caption(steps, begin) or 'The last steps', draw)
+    return Chart(last_steps.caption(steps, ratios, begin, is_explosion) or 'The last steps', draw)
 
 
 def _step_ticks(steps: List[int], most: int) -> List[int]:

@@ -95,22 +95,33 @@ class Beginning(NamedTuple):
     said: str
 
 
-def ratios_of(norms: np.ndarray) -> np.ndarray:
-    """Decimal logarithms of norms [steps, gradients], relative to the median of each gradient.
+def ratios_of(steps: LastSteps) -> np.ndarray:
+    """Decimal logarithms of the norms [steps, gradients], relative to each gradient's median.
 
-    A norm that is not finite becomes NaN. A norm of zero becomes -Inf, unless the median is zero.
+    The median is that of the written steps; if no step was written, that of all steps. A norm that
+    is not finite becomes NaN. A norm of zero becomes -Inf, unless the median is zero.
     """
     with np.errstate(all='ignore'):
-        logs = np.where(np.isfinite(norms), np.log10(np.abs(norms)), np.nan)
-        ordered = np.sort(logs, axis=0)  # NaN comes last
-        counts = np.maximum(np.count_nonzero(~np.isnan(logs), axis=0), 1)
-        medians = np.take_along_axis(ordered, counts[np.newaxis] // 2, axis=0)
-        return np.where(logs == medians, 0.0, logs - medians)
+        logs = np.where(np.isfinite(steps.norms), np.log10(np.abs(steps.norms)), np.nan)
+        ordered = np.sort(logs[steps.written] if steps.written.any() else logs, axis=0)
+        counts = np.count_nonzero(~np.isnan(ordered), axis=0)  # NaN comes last
+        medians = np.take_along_axis(ordered, counts[np.newaxis] // 2 * (counts > 0), axis=0)
+        is_usual = (logs == medians) | np.isnan(medians) & ~np.isnan(logs)
+        return np.where(is_usual, 0.0, logs - medians)
+
+
+def _has_usual(steps: LastSteps) -> bool:
+    """Whether enough steps were written for their median to say what is usual."""
+    return int(steps.written.sum()) >= LEAST_POINTS
 
 
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
-    """Where gradients leave their usual range for the last time; None if they do not leave it."""
-    out = np.where(np.isnan(ratios), np.inf, ratios)
+    """Where gradients leave their usual range for the last time; None if they do not leave it.
+
+    Of a gradient whose median is zero, and after too few written steps, only NaN and Inf count.
+    """
+    is_compared = np.isfinite(ratios) & _has_usual(steps)
+    out = np.where(np.isnan(ratios), np.inf, np.where(is_compared, ratios, 0))
     # Steps before the last rollback do not count, since it undid them.
     out[: _last_return(steps)] = 0
     columns = np.flatnonzero((out > _FAR).any(axis=1))
@@ -139,8 +150,6 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
 def _far(ratio: float) -> str:
     if math.isnan(ratio):
         return 'is not finite'
-    if ratio > 300:
-        return 'is not zero, as it was'
     return 'goes above 100 times its median (%s times)' % multiple(10**ratio)
 
 
@@ -151,13 +160,16 @@ def _last_return(steps: LastSteps) -> int:
     return int(back[-1]) + 1 if back.size else 0
 
 
-def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
+def caption(
+    steps: LastSteps, ratios: np.ndarray, begin: Optional[Beginning], is_explosion: bool = False
+) -> str:
     """The sentences below the charts of the last steps: the beginning, and the learning rate."""
-    said = ''
-    if steps.gradients:
+    said = '' if begin is None else begin.said
+    # Any number is above 100 times a median of zero.
+    is_known = _has_usual(steps) and not np.isposinf(ratios).any()
+    if steps.gradients and begin is None and is_known and not is_explosion:
         since = 'Since the last rollback no' if _last_return(steps) else 'No'
-        none = since + ' gradient is above 100 times its median, and all are finite.'
-        said = none if begin is None else begin.said
+        said = since + ' gradient is above 100 times its median, and all are finite.'
     if steps.learning_rate is not None:
         said += ' The learning rate is %s at the last step.' % number(steps.learning_rate[-1])
     return said.strip()

@@ -15,7 +15,7 @@ import markupsafe
 import numpy as np
 
 from slimguard.incidents import record_file
-from slimguard.incidents.incident_groups import kind_of
+from slimguard.incidents.incident_groups import kind_of, without_rows
 from slimguard.report import last_steps, report_data, samples
 from slimguard.report.cards import IncidentView
 from slimguard.report.report_data import Kind, ReportData
@@ -64,7 +64,7 @@ def _drawings(
         return
     steps = it.opened.steps
     if steps is not None and last_steps.lines(steps) and not is_alike:
-        chart = charts.last_steps_chart(steps)
+        chart = charts.last_steps_chart(steps, it.is_explosion)
         heading = 'The last %d steps' % len(steps.step)
         yield Drawing(heading, '', draw(chart, it.opened.name + '-steps'), chart.said)
     for number, sheet in enumerate(it.opened.sheets):
@@ -109,6 +109,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'links': links,
         'number': last_steps.number,
         'when': record_file.when,
+        'without_rows': without_rows,
     }
 
 
@@ -176,9 +177,10 @@ def picture(data: ReportData) -> bytes:
     for kind in report_data.kinds_of(data)[:1]:
         it = kind.first
         facts = ['%s: %s %s %s' % fact for fact in it.facts]
-        parts += [_text([it.headline], size=18), _text([kind.said])]
+        parts += [_text([kind.headline], size=18), _text([kind.said])]
         to_do = kind.to_do and 'What to do: ' + kind.to_do
-        parts.append(_text([it.heading, to_do, it.more, *facts]))
+        whole = [it.headline] * (it.headline != kind.headline)
+        parts.append(_text([it.heading, *whole, to_do, it.more, *facts]))
         for drawing in _drawings(it, lambda chart, name: charts.pixels(chart)):
             parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]
     file = io.BytesIO()

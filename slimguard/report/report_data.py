@@ -14,7 +14,7 @@ import slimguard
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.incident_groups import NOT_EXAMINED, by_kind, not_examined
+from slimguard.incidents.incident_groups import NOT_EXAMINED, by_kind, not_examined, without_rows
 from slimguard.report import loss_history
 from slimguard.report.cards import (
     ACTIONS,
@@ -186,6 +186,7 @@ class Kind(NamedTuple):
     """Incidents of one kind.
 
     Attributes:
+      headline: the cause in a sentence; of several incidents, without the rows of the first.
       said: how many incidents, at which steps, the actions, and which incident is shown in full; ''
         for one examined incident that did not end the training.
       to_do: what to do; '' if it is not known.
@@ -193,6 +194,7 @@ class Kind(NamedTuple):
       alike: the other incidents with a bundle.
     """
 
+    headline: str
     said: str
     to_do: str
     first: IncidentView
@@ -220,7 +222,8 @@ def kinds_of(data: ReportData) -> List[Kind]:
         if to_do and any(to_do == kind.first.to_do for kind in kinds):
             to_do = 'The same as above.'
         alike = [it for it in kept if it is not first]
-        kinds.append(Kind(_said(members, first, is_end, data), to_do, first, alike))
+        headline = without_rows(first.headline) if members[1:] else first.headline
+        kinds.append(Kind(headline, _said(members, first, is_end, data), to_do, first, alike))
     return kinds
 
 
@@ -233,7 +236,8 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     told, left_out = [], not_examined(members)
     if len(members) > 1:
         steps = sorted({i.step for i in members if i.step is not None})
-        where = ', at step %d' if len(steps) == 1 else ', at steps %d to %d'
+        span = ', at steps %d and %d' if len(steps) == 2 else ', at steps %d to %d'
+        where = ', at step %d' if len(steps) == 1 else span
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
         # If these are all incidents, the page has their actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
@@ -250,6 +254,9 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
     elif is_end:
         told.append(which + ' ended a run; another run followed')
     elif len(members) > 1:
-        which = first.heading.partition(',')[0]
-        told.append('Below is ' + ('the first' if first is members[0] else which.lower()))
+        which, why = first.heading.partition(',')[0], ''
+        if first.opened is not None:
+            long = ', the first with a history of %d steps' % _ENOUGH_STEPS
+            why = long if _has_history(first) else ', the first with a bundle'
+        told.append('Below is ' + ('the first' if first is members[0] else which.lower() + why))
     return ' '.join(sentence + '.' for sentence in told)

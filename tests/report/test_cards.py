@@ -52,7 +52,7 @@ def test_it_opens_with_what_ended_the_training(end):
 def test_or_with_the_first_of_the_kind_of_most_incidents():
     said = [(1, 'skip', 'other'), (2, 'skip', NAN), (3, 'rollback', NAN)]
     assert first_of(*said) == (
-        '2 incidents are of this kind, at steps 2 to 3: 1 rolled back, 1 skipped. '
+        '2 incidents are of this kind, at steps 2 and 3: 1 rolled back, 1 skipped. '
         'The cause was not looked for. Below is the first.',
         'Incident 2, step 2',
     )
@@ -78,7 +78,10 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     (kind,) = report_data.kinds_of(data)
     assert kind.first.headline == 'In the forward pass: it was.'
     assert kind.first.step == 6
-    assert kind.said == 'All 8 incidents are of this kind, at steps 1 to 8. Below is incident 6.'
+    assert kind.said == (
+        'All 8 incidents are of this kind, at steps 1 to 8. '
+        'Below is incident 6, the first with a bundle.'
+    )
     assert [it.step for it in kind.alike] == [7]
     assert page.render(data).count('What to do') == 1
 
@@ -90,9 +93,10 @@ def test_the_card_is_of_the_first_with_ten_steps_of_history():
         it = bundle_of('step-%d' % n, n)
         steps = last_steps_of(history_of(np.ones([length, 2]), loss=np.ones(length)))
         bundles.append(dataclasses.replace(it, opened=it.opened._replace(steps=steps)))
-    assert first_of(*said, bundles=bundles)[0].endswith(' Below is incident 3.')
+    why = ', the first with a history of 10 steps.'
+    assert first_of(*said, bundles=bundles)[0].endswith(' Below is incident 3' + why)
     assert first_of(*said[:2], bundles=bundles[:2])[0].endswith(' Below is the first.')
-    assert first_of(bundles=bundles)[0].endswith(' Below is step 3.')
+    assert first_of(bundles=bundles)[0].endswith(' Below is step 3' + why)
     ended = [(4, 'raise', *each[2:]) if each[0] == 4 else each for each in said]
     assert first_of(*ended, bundles=bundles)[1] == 'Incident 4, step 4'
     # Where there is no curve, the page says that this card has the last losses.
@@ -135,9 +139,22 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
     ]
     kinds = report_data.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]))
     none = 'The cause was not looked for.'
-    many = '2 incidents are of this kind, at steps 0 to 2: 2 skipped. '
+    many = '2 incidents are of this kind, at steps 0 and 2: 2 skipped. '
     assert [kind.said for kind in kinds] == [many + none + ' Below is the first.', none, none]
     assert kinds[0].first.headline == 'In' + causes[0][2:]
+
+
+def test_the_headline_of_several_incidents_is_without_the_row_of_one():
+    causes = ['in the forward pass: log of 0 (1 of 8 values), in row %d' % n for n in (5, 6)]
+    data = data_of((1, 'skip', NAN), (2, 'skip', NAN))
+    both = [dataclasses.replace(i, diagnosis=it) for i, it in zip(data.incidents, causes)]
+    (kind,) = report_data.kinds_of(data._replace(incidents=both))
+    assert kind.headline == 'In the forward pass: log of 0.'
+    shown = page.render(data._replace(incidents=both))
+    assert shown.count('In the forward pass: log of 0 (1 of 8 values), in row 5.') == 1  # the card
+    assert shown.count('<span>in the forward pass: log of 0</span>') == 1  # the table
+    (kind,) = report_data.kinds_of(data._replace(incidents=both[:1]))
+    assert kind.headline.endswith(', in row 5.')
 
 
 def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
@@ -172,9 +189,13 @@ def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
     assert it.more == 'I%s.' % above[1:] and 'learning rate as it was' in it.to_do
     grown = 'the loss went from 1 at step 40 to 1e+17 at step 61; then Square overflowed'
     it = shown(grown, 'in the forward pass: overflow of float32: Square')
+    assert it.is_explosion and 'and rollback goes back' in it.to_do
+    cured = dataclasses.replace(it, action='rollback').to_do
+    assert 'spike=True' in cured and 'rollback' not in cured
     assert it.headline == 'T%s.' % grown[1:] and 'smaller learning rate' in it.to_do
     it = shown('in the forward pass: log of 0, in row 2', '  Log:0 (Log)', rows=[2])
     assert it.headline == 'In the forward pass: log of 0, in row 2.' and it.more == ''
+    assert not it.is_explosion
     assert len(it.commands) == 2 and 'learning rate' not in it.to_do
 
 

@@ -93,6 +93,16 @@ def test_without_a_curve_there_is_no_chart():
     assert loss_chart([], range(5)) is None
 
 
+@pytest.mark.parametrize('norm', [1, 1e9, NAN])
+def test_of_an_explosion_the_caption_names_no_step(norm):
+    norms = np.ones([9, 2])
+    norms[7:] = norm
+    steps = steps_of(norms)
+    assert 'gradient' in charts.last_steps_chart(steps).said
+    said = charts.last_steps_chart(steps, is_explosion=True).said
+    assert said == 'The learning rate is 0.1 at the last step.'
+
+
 @pytest.mark.full
 def test_charts_on_one_page_share_no_id_and_leave_its_style_alone():
     chart = charts.last_steps_chart(steps_of(np.ones([9, 2]), loss=[1.0] * 9))
@@ -159,7 +169,7 @@ def test_odd_histories_are_drawn(name):
 def heat_of(norms):
     """The colours of the heat map, and its names."""
     steps = steps_of(norms)
-    ratios = last_steps.ratios_of(steps.norms)
+    ratios = last_steps.ratios_of(steps)
     begin = last_steps.beginning_of(steps, ratios)
     names, rows, begins = charts._heat_rows(steps, ratios, begin)
     with charts._style():

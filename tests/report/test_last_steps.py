@@ -60,7 +60,7 @@ def test_what_is_finite_at_fewer_than_three_steps_is_no_line():
 
 def began(norms, **kwargs):
     steps = steps_of(norms, **kwargs)
-    return last_steps.beginning_of(steps, last_steps.ratios_of(steps.norms))
+    return last_steps.beginning_of(steps, last_steps.ratios_of(steps))
 
 
 def test_where_it_began_is_the_first_step_and_its_farthest_row():
@@ -115,7 +115,8 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     assert begin.said.startswith('At step 3: each gradient is ')
     since = began(norms[:5], step=step[:5], good=good[:5])
     assert since is None
-    said = last_steps.caption(steps_of(norms[:5], step=step[:5], good=good[:5]), since)
+    steps = steps_of(norms[:5], step=step[:5], good=good[:5])
+    said = last_steps.caption(steps, last_steps.ratios_of(steps), since)
     assert 'Since the last rollback no gradient is above 100 times its median' in said
     # A held step whose number comes again is no rollback.
     skipped = [0, 1, 0, 1, 0, 0]
@@ -128,7 +129,22 @@ def test_a_norm_of_zero_is_the_lowest_unless_most_are():
     norms[8, 0] = 0
     norms[:, 1] = 0
     norms[8, 1] = 1e-9
-    ratios = last_steps.ratios_of(norms)
+    steps = steps_of(norms)
+    ratios = last_steps.ratios_of(steps)
     assert ratios[:8].tolist() == [[0.0, 0.0]] * 8
     assert ratios[8].tolist() == [-INF, INF]
-    assert 'is not zero, as it was' in began(norms).said
+    assert began(norms) is None
+    assert 'gradient' not in last_steps.caption(steps, ratios, None)
+
+
+def test_the_median_is_that_of_the_written_steps_if_there_are_enough():
+    norms = np.full([10, 2], 1e4)
+    norms[[0, 2, 4]] = 1.0
+    good = norms[:, 0] == 1.0
+    assert began(norms, good=good).column == 1
+    good[4] = False
+    assert began(norms, good=good) is None
+    steps = steps_of(norms, good=good)
+    assert 'gradient' not in last_steps.caption(steps, last_steps.ratios_of(steps), None)
+    norms[9] = NAN
+    assert began(norms, good=good).said.endswith(': no gradient is finite.')

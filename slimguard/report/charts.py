@@ -409,7 +409,8 @@ def last_steps_chart(steps: LastSteps, is_explosion: bool = False) -> Chart:
         plots[-1].set_xlabel(steps.axis, loc='right')
         return figure
 
-    return Chart(last_steps.caption(steps, ratios, begin, is_explosion) or 'The last steps', draw)
+    said = last_steps.caption(steps, ratios, begin, is_explosion)
+    return Chart(said or 'Each column is a step, the oldest first.', draw)
 
 
 def _step_ticks(steps: List[int], most: int) -> List[int]:

@@ -8,6 +8,7 @@ XML escapes the text in them. The picture has the loss and the most important in
 import functools
 import io
 import itertools
+import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import jinja2
@@ -110,6 +111,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'number': last_steps.number,
         'when': record_file.when,
         'without_rows': without_rows,
+        'unbroken': _unbroken,
     }
 
 
@@ -160,6 +162,14 @@ def environment() -> jinja2.Environment:
 def _visible(value: Any) -> Any:
     # A macro's result is HTML; its text was cut and escaped already.
     return value if hasattr(value, '__html__') else visible(cut(value, _LONGEST))
+
+
+def _unbroken(said: str) -> Any:
+    """Text in which no line ends within a short option, such as --on_nan=skip."""
+    safe = str(markupsafe.escape(_visible(said)))
+    return markupsafe.Markup(
+        re.sub(r'(?<!\S)--[\w=:.,]{1,30}(?![\w=])', r'<span class="option">\g<0></span>', safe)
+    )
 
 
 # The picture.

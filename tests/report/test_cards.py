@@ -252,6 +252,15 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
     assert said.replace("'", '&#39;') in pages[0]
 
 
+def test_no_line_ends_within_an_option():
+    data = data_of((1, 'raise', NAN))
+    advised = dataclasses.replace(
+        data.incidents[0], advice='x <b> (or --on_nan=skip:5), --' + 's' * 99
+    )
+    shown = page.render(data._replace(incidents=[advised]))
+    assert 'X &lt;b&gt; (or <span class="option">--on_nan=skip:5</span>), --sss' in shown
+
+
 @pytest.mark.parametrize('is_known', [True, False])
 def test_only_the_numbers_that_are_at_fault_are_open(is_known):
     it = bundle_of('step-1')

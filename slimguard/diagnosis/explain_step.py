@@ -87,6 +87,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if kind == policies.BATCH and cause.at is not None:
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
+    if kind == policies.BATCH and is_chance and _has_most_rows(diagnosis):
+        kind = ''  # the model may be at fault as well, or weights that are ruined
     if kind != policies.EXPLOSION:
         made_of = measured.made_of(tensor if cause.at is None else inputs[cause.at])
         diagnosis = diagnosis._replace(drawn=made_of.drawn)
@@ -98,6 +100,14 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         more += '; it depends on variables alone, and not on the batch'
     which = '' if cause.at is None else ', where %s is 0' % _name_of(step, inputs[cause.at])
     return diagnosis._replace(trouble=cause.sentence + which + more, kind=kind)
+
+
+def _has_most_rows(diagnosis: Diagnosis) -> bool:
+    """Whether more than half of several rows are bad."""
+    if diagnosis.non_finite is None or diagnosis.output is None:
+        return False
+    rows = len(diagnosis.non_finite.rows)
+    return rows > 1 and 2 * rows > diagnosis.output.shape[0]
 
 
 def _name_of(step: Step, tensor: tf.Tensor) -> str:

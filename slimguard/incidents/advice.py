@@ -12,10 +12,10 @@ FOR_A_JUMP = (
     _OF_A_JUMP + ' spike=True holds such a step before it is written, and rollback goes back to '
     'the weights before it.'
 )
-_OF_GROWTH = 'If one step made it grow, look at the batch of that step.'
 FOR_GROWTH = (
-    'Train with a smaller learning rate, or clip the gradients. ' + _OF_GROWTH + ' spike=True '
-    'holds a step whose loss or gradient jumps, and rollback goes back to the weights before it.'
+    'Train with a smaller learning rate, or clip the gradients. If one step made the loss grow, '
+    'look at the batch of that step. spike=True holds a step whose loss or gradient jumps, and '
+    'rollback goes back to the weights before it.'
 )
 _OF_A_LIMIT = (
     'Look at the batch of this step. If its loss is as it should be, raise the limit; else train '
@@ -24,7 +24,7 @@ _OF_A_LIMIT = (
 # What is left of a cure beside the advice of an incident, which has the rest.
 _BESIDE_ADVICE = {
     FOR_A_JUMP: _OF_A_JUMP,
-    FOR_GROWTH: _OF_GROWTH,
+    FOR_GROWTH: '',
     _OF_A_LIMIT: _OF_A_LIMIT.partition('; else')[0] + '.',
 }
 FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)

@@ -130,10 +130,7 @@ class ScriptSaves:
         if is_known:
             return last.saver.save(session, path, number, *args, **kwargs)
         if is_to_be_found:
-            self.why_not = (
-                "the names of the script's checkpoints do not count steps, so no name would lead a "
-                'restart to it'
-            )
+            self.why_not = _NOT_A_STEP if len(self._known) > 1 else _ONE_SAVE
             return None
         end = '-last' if last.number is None else '-%d-last' % last.number
         # The same ops, but a new list of checkpoints: the script's own would delete one.
@@ -205,4 +202,12 @@ class ScriptRestorer(FirstStateRestorer):
         return self._saves.savers[checkpoint]
 
 
+_NOT_A_STEP = (
+    "the names of the script's checkpoints do not count steps, so no name would lead a restart to "
+    'it'
+)
+_ONE_SAVE = (
+    'the script has saved only one checkpoint so far, and its name does not tell whether it counts '
+    'steps, so no name is sure to lead a restart to it'
+)
 _NO_PLACE = 'the script has saved nothing since its start, so there is no place to save it in'

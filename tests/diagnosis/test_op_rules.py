@@ -490,6 +490,22 @@ def a_default_that_a_script_feeds():
     return fails(regression(tf.matmul(x, weights())), {x: ONES}, {x: with_(np.nan, 2, 1)})
 
 
+def a_logarithm_of_bad(rows):
+    x = placeholder('x')
+    loss = tf.reduce_mean(tf.math.log(tf.nn.relu(tf.matmul(x, weights([4, 1])))))
+    good, bad = ONES.copy(), ONES.copy()
+    bad[:rows] = -1
+    return fails(loss, {x: good}, {x: bad})
+
+
+def a_logarithm_of_three_rows():
+    return a_logarithm_of_bad(3)
+
+
+def a_logarithm_of_four_rows():
+    return a_logarithm_of_bad(4)
+
+
 def a_constant_that_is_nan():
     return a_constant_of_the_graph(np.nan)
 
@@ -617,6 +633,8 @@ STEPS = [
     ),
     (a_log_of_a_batch_turned_round, 'log of 0 (1 of 36 values)', '!in row', 'batch'),
     (a_root_of_0, 'gradient of sqrt at 0 (1 of 6 values), in row 2', '!norm', 'batch'),
+    (a_logarithm_of_three_rows, 'log of 0 (3 of 6 values)', 'in rows 0, 1, 2', 'batch'),
+    (a_logarithm_of_four_rows, 'log of 0 (4 of 6 values)', 'in rows 0, 1, 2, 3', ''),
     (a_default_that_a_script_feeds, 'bad data: 1 NaN', 'in row 2', 'batch'),
     (a_constant_that_is_nan, 'in a constant: 1 NaN among 2 values', '(Const)', ''),
     (a_constant_that_is_inf, 'in a constant: 1 Inf among 2 values', 'at [1] = inf', ''),

@@ -241,8 +241,9 @@ class Evidence:
             self._is_told = True
             log().warning(
                 'Looking for causes took %.0f s, more than %g s and a tenth of the time of the '
-                'training. For the next %.1f s, and whenever it has taken so long again, slimguard '
-                'checks only the batch for NaN and Inf, unless the policy would raise or go back.',
+                'training. slimguard looks for causes again in %.1f s. Until then it checks only '
+                'the batch for NaN and Inf, unless the policy would raise or go back. (This is '
+                'said once.)',
                 self._spent,
                 _FREE_SECONDS,
                 (self._spent - allowed) / _SHARE,

@@ -201,10 +201,11 @@ class Evidence:
 
     def _has_room(self, logdir: str, kind: str) -> bool:
         """Whether there are fewer than `max_bundles` bundles, or there was none of this kind."""
-        paths = bundle.paths(logdir)
-        is_new = kind not in self._kinds and kind not in map(bundle.kind_in, paths)
+        paths, is_known = bundle.paths(logdir), kind in self._kinds
         self._kinds.add(kind)
-        return is_new or len(paths) < self._max_bundles
+        if len(paths) < self._max_bundles:
+            return True
+        return not is_known and kind not in map(bundle.kind_in, paths)
 
     def _diagnose(self, examination: Examination, depth: Depth) -> Examination:
         """Finds the cause by a search as far as `depth`, which may be cut short."""

@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis import op_rules
-from slimguard.diagnosis.bad_rows import find_non_finite, outlier, rows_in_words, with_rows
+from slimguard.diagnosis.bad_rows import (
+    find_non_finite,
+    has_most_rows_bad,
+    outlier,
+    rows_in_words,
+    with_rows,
+)
 from slimguard.diagnosis.diagnosis import Diagnosis, Input, Phase
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
@@ -87,7 +93,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if kind == policies.BATCH and cause.at is not None:
         at_fault = _kind(measured, inputs[cause.at], cause)
         kind = policies.STATE if at_fault == policies.STATE else kind
-    if kind == policies.BATCH and is_chance and _has_most_rows(diagnosis):
+    if kind == policies.BATCH and is_chance and has_most_rows_bad(step, output):
         kind = ''  # the model may be at fault as well, or weights that are ruined
     if kind != policies.EXPLOSION:
         made_of = measured.made_of(tensor if cause.at is None else inputs[cause.at])
@@ -100,14 +106,6 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         more += '; it depends on variables alone, and not on the batch'
     which = '' if cause.at is None else ', where %s is 0' % _name_of(step, inputs[cause.at])
     return diagnosis._replace(trouble=cause.sentence + which + more, kind=kind)
-
-
-def _has_most_rows(diagnosis: Diagnosis) -> bool:
-    """Whether more than half of several rows are bad."""
-    if diagnosis.non_finite is None or diagnosis.output is None:
-        return False
-    rows = len(diagnosis.non_finite.rows)
-    return rows > 1 and 2 * rows > diagnosis.output.shape[0]
 
 
 def _name_of(step: Step, tensor: tf.Tensor) -> str:

@@ -506,6 +506,10 @@ def a_logarithm_of_four_rows():
     return a_logarithm_of_bad(4)
 
 
+def a_logarithm_of_all_rows():
+    return a_logarithm_of_bad(6)
+
+
 def a_constant_that_is_nan():
     return a_constant_of_the_graph(np.nan)
 
@@ -635,6 +639,7 @@ STEPS = [
     (a_root_of_0, 'gradient of sqrt at 0 (1 of 6 values), in row 2', '!norm', 'batch'),
     (a_logarithm_of_three_rows, 'log of 0 (3 of 6 values)', 'in rows 0, 1, 2', 'batch'),
     (a_logarithm_of_four_rows, 'log of 0 (4 of 6 values)', 'in rows 0, 1, 2, 3', ''),
+    (a_logarithm_of_all_rows, 'log of 0 (6 of 6 values)', '!in row', ''),
     (a_default_that_a_script_feeds, 'bad data: 1 NaN', 'in row 2', 'batch'),
     (a_constant_that_is_nan, 'in a constant: 1 NaN among 2 values', '(Const)', ''),
     (a_constant_that_is_inf, 'in a constant: 1 Inf among 2 values', 'at [1] = inf', ''),

@@ -7,7 +7,6 @@ the message. The checks of a logdir and of TensorFlow end the command.
 import argparse
 import contextlib
 import importlib
-import json
 import math
 import os
 from typing import Callable, Iterator, List, NoReturn, Optional
@@ -101,23 +100,11 @@ def _near(path: str) -> str:
     names: List[str] = []
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(parent))
-    bundles = [name for name in names if os.path.isfile(os.path.join(parent, name, _BUNDLE))]
+    bundles = [name for name in names if os.path.isfile(os.path.join(parent, name, logdirs.BUNDLE))]
     if bundles:
-        bundles.sort(key=lambda name: _time_in(os.path.join(parent, name, _BUNDLE)))
+        bundles.sort(key=lambda name: logdirs.time_of_bundle(os.path.join(parent, name)))
         return '; the bundles in %s, the newest last: %s' % (parent, ', '.join(bundles))
     return '; %s' % logdirs.NAMED_BY
-
-
-_BUNDLE = 'incident.json'  # the file that makes a folder a bundle
-
-
-def _time_in(path: str) -> float:
-    """The time of the incident in a bundle's JSON; a bundle without a time counts as the oldest."""
-    try:
-        with open(path, encoding='utf-8') as file:
-            return float(json.load(file)['incident']['time'])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -math.inf
 
 
 def find_tensorflow(as_json: bool = False, besides: str = '') -> None:

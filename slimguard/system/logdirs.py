@@ -5,7 +5,9 @@ Imports no TensorFlow for a local path.
 
 import contextlib
 import fnmatch
+import math
 import os
+import re
 import tempfile
 from typing import Iterable, List, Optional, Sequence
 
@@ -19,6 +21,9 @@ _MARKS = (
 # checkpoint, so it never finds one whose path has a wild card.
 _WILD = '*?[\\'
 _FOLDER = 'slimguard'
+BUNDLE = 'incident.json'  # the file that makes a folder a bundle
+_TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
+_LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
 # The folder that `run` makes for the records of scripts that have saved nothing yet.
 FALLBACK = 'slimguard-logs'
 _MOST_NAMES = 5
@@ -128,9 +133,23 @@ def what_is_missing(logdir: str) -> Optional[str]:
 def _said_of_bundle(folder: str) -> Optional[str]:
     """A sentence that says that a folder is a bundle; None if it is none."""
     parent = os.path.dirname(folder.rstrip('/'))
-    if os.path.basename(parent) == _FOLDER and files.is_file(folder + '/incident.json'):
+    if os.path.basename(parent) == _FOLDER and files.is_file(folder + '/' + BUNDLE):
         return '%s is a bundle, and no logdir: give %s' % (folder, os.path.dirname(parent))
     return None
+
+
+def time_of_bundle(folder: str) -> float:
+    """The time of a bundle's incident; -Inf if there is none.
+
+    Reads only the beginning of the file, which may be large.
+    """
+    path = os.path.join(folder, BUNDLE)
+    try:
+        with files.open_to_read(path) as file:
+            match = _TIME.search(file.read(_LOOKED_AT))
+    except files.errors(path):
+        match = None
+    return float(match.group(1)) if match else -math.inf
 
 
 def _is_one(logdir: str, names: Sequence[str]) -> bool:

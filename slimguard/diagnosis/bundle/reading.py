@@ -12,23 +12,20 @@ import zipfile
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.exported_step import ExportedStep
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import kind_of
-from slimguard.system import files
+from slimguard.system import files, logdirs
 
-JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
+JSON, GRAPH, DRAWN, STATE = logdirs.BUNDLE, 'step.pb', 'drawn.npz', 'state.npz'
 # The largest bundle that is written, and the largest file that is read, in bytes.
 MOST_BYTES = 8 << 30
 VERSION = 2
 
 _NAME = re.compile(r'step-(\d+|unknown)(-\d+)?$')
-_TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
-_LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
 
 _NON_FINITE = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
 _KINDS = {
@@ -73,13 +70,7 @@ def is_bundle(path: str) -> bool:
 
 
 def _order(path: str) -> Tuple[float, str]:
-    """The time of the incident. Only the beginning of incident.json is read: it may be large."""
-    try:
-        with files.open_to_read(os.path.join(path, JSON)) as file:
-            match = _TIME.search(file.read(_LOOKED_AT))
-    except (OSError, tf.errors.OpError):
-        match = None
-    return float(match.group(1)) if match else -math.inf, path
+    return logdirs.time_of_bundle(path), path
 
 
 class Bundle(NamedTuple):

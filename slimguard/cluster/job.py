@@ -285,7 +285,7 @@ class Job:
           tf.errors.AbortedError: always; it leads to a new session, and to a new round.
         """
         if self._chief is not None:
-            self._chief.begin_round(incident)
+            self._chief.roll_back(incident)
         else:
             self._follower.ask_to_roll_back(incident)
         error = aborted('going back to a checkpoint')

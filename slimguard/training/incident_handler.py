@@ -123,6 +123,9 @@ class IncidentHandler:
                 raise
             finally:
                 self._record(opened, beside)
+                if opened.incident.action == Rollback.action:
+                    self._policies.note_rollback(opened.incident.learning_rate)
+                    self._last_words()  # dropped: the rollback undid their step
 
     # Examine and decide.
 
@@ -303,9 +306,6 @@ class IncidentHandler:
                 rows=each.found.row_digests,
             )
             each.close()
-            if each.incident.action == Rollback.action:
-                self._policies.note_rollback(each.incident.learning_rate)
-                self._last_words()  # dropped: the rollback undid their step
 
     def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
         """Records an incident that no hook saw: as skipped; if the job `rolls_back`, as undone."""

@@ -318,6 +318,12 @@ class IncidentHandler:
             self._policies.step_was_skipped(is_decided=False)
         self._record(opened)
 
+    def record_left(self, opened: OpenIncident, action: Optional[str]) -> None:
+        """Records an incident that a run showed after one whose `action` ended its handling."""
+        opened.note(action=action)
+        opened.note_reason(_LEFT)
+        self._record(opened)
+
     # A new session, and the end.
 
     def enter(self, session, at_once: bool) -> None:
@@ -371,6 +377,7 @@ _NOT_INITIALIZED = (
 
 _INTERRUPTED = '; KeyboardInterrupt (Ctrl-C) came while it was handled'
 _BESIDE = '; in the same run as the incident before'
+_LEFT = '; seen together with the incident before'
 _AFTER_THE_LAST = '; after the last step'
 _PAST_THE_HOOKS = '; in a run that went past the hooks'
 

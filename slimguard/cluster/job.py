@@ -217,7 +217,7 @@ class Job:
         coordinator,
         prepare: Callable[[Any], None],
         is_done: Callable[[Any], bool],
-        before_leaving: Callable[[Any], None],
+        before_close: Callable[[Any], None],
     ) -> None:
         """Takes part in a round with a new session; returns once the training may go on.
 
@@ -227,7 +227,8 @@ class Job:
           prepare: called with the session by the chief, before anybody trains.
           is_done: called with the session by a process that joins after the job ended; returns
             whether all steps are done.
-          before_leaving: called with the open session after its last step.
+          before_close: called with the open session once its threads have ended, or do not end; it
+            may be called several times.
 
         Raises:
           tf.errors.AbortedError: a new session has to follow; the coordinator was asked to stop.
@@ -242,7 +243,7 @@ class Job:
         call_when_joined(
             session,
             coordinator,
-            lambda: before_leaving(session),
+            lambda: before_close(session),
             lambda restarts: self._leave(session, restarts),
             closes_session,
         )
@@ -285,7 +286,7 @@ class Job:
           tf.errors.AbortedError: always; it leads to a new session, and to a new round.
         """
         if self._chief is not None:
-            self._chief.begin_round(incident)
+            self._chief.roll_back(incident)
         else:
             self._follower.ask_to_roll_back(incident)
         error = aborted('going back to a checkpoint')

@@ -89,6 +89,12 @@ class Chief:
             self.rolled_back_for = incident
             self._has_begun = True
 
+    def roll_back(self, incident: Incident) -> None:
+        """Sends the job back, unless it goes back already for another process."""
+        with self._entry.lock:
+            if not self.rolls_back:
+                self.begin_round(incident)
+
     def grant(self, entry: Entry) -> Exception:
         """Answers a request for a rollback; returns the error to stop the chief's session."""
         incident = Incident.from_dict(entry['incident'])

@@ -48,7 +48,7 @@ def stop(coordinator: Any, error: Optional[Exception]) -> None:
 def call_when_joined(
     session,
     coordinator: Any,
-    before: Callable[[], None],
+    before_close: Callable[[], None],
     leave: Callable[[bool], None],
     closes_session: bool,
 ) -> None:
@@ -57,37 +57,47 @@ def call_when_joined(
     Args:
       session: the coordinator's session.
       coordinator: the coordinator; its `join` method is replaced.
-      before: called first, while the session is open.
+      before_close: called before `leave`, and before the session is closed, when its threads have
+        ended or do not end by themselves. It may be called several times.
       leave: called with a bool: whether a new session follows. It may be called twice.
       closes_session: whether to close the session if its threads do not end by themselves.
     """
+    lock = threading.Lock()
+
+    def look() -> None:
+        with lock:  # `leave` may close the session, too
+            before_close()
 
     def join(*args, **kwargs):
-        before()
         joined = threading.Event()
         if closes_session:
-            arguments = [session, joined]
+            arguments = [session, joined, look]
             threading.Thread(target=_close_in_time, args=arguments, daemon=True).start()
         try:
-            type(coordinator).join(coordinator, *args, **kwargs)
+            try:
+                type(coordinator).join(coordinator, *args, **kwargs)
+            finally:
+                joined.set()
+                look()
         except _RESTARTING as error:
-            joined.set()
             leave(True)
             if isinstance(error, tf.errors.AbortedError):
                 raise
             raise as_aborted(error) from error
         finally:
-            joined.set()
             leave(False)
 
     coordinator.join = join
 
 
-def _close_in_time(session, joined: threading.Event) -> None:
+def _close_in_time(session, joined: threading.Event, before_close: Callable[[], None]) -> None:
     """Closes a session to end the threads that wait in it, but not while one may be saving."""
     if joined.wait(_GRACE):
         return
     while any(isinstance(thread, tf1.train.LooperThread) for thread in threading.enumerate()):
         if joined.wait(PAUSE):
             return
-    session.close()
+    try:
+        before_close()
+    finally:
+        session.close()

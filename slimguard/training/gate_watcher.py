@@ -7,6 +7,7 @@ decides, acts and records.
 
 import collections
 import contextlib
+import itertools
 from typing import Any, Deque, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -147,7 +148,7 @@ class GateWatcher(tf1.train.SessionRunHook):
                 coord,
                 prepare=self._handler.prepare,
                 is_done=self._training.is_done,
-                before_leaving=self._record_unseen,
+                before_close=self._record_unseen,
             )
             self._policies.note_job_rollbacks(self.job.rollbacks)
             self._rollbacks.join_job(self.job.rollbacks)
@@ -195,8 +196,14 @@ class GateWatcher(tf1.train.SessionRunHook):
         incidents = run.read(values, self.max_loss_now, run_context)
         if not incidents:
             self.step_was_good(run_context.session, self._training.loss)
-        for together in incidents:
-            self.handle(run_context, *together)
+        for number, together in enumerate(incidents, 1):
+            try:
+                self.handle(run_context, *together)
+            except BaseException:
+                for each in itertools.chain.from_iterable(incidents[number:]):
+                    self._list(each)
+                    self._handler.record_left(each, together[0].incident.action)
+                raise
 
     def handle(self, run_context, opened: OpenIncident, *beside: OpenIncident) -> None:
         """Handles the first incident of a run together with the run's other incidents."""

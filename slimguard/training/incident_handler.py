@@ -123,6 +123,9 @@ class IncidentHandler:
                 raise
             finally:
                 self._record(opened, beside)
+                if opened.incident.action == Rollback.action:
+                    self._policies.note_rollback(opened.incident.learning_rate)
+                    self._last_words()  # dropped: the rollback undid their step
 
     # Examine and decide.
 
@@ -303,9 +306,6 @@ class IncidentHandler:
                 rows=each.found.row_digests,
             )
             each.close()
-            if each.incident.action == Rollback.action:
-                self._policies.note_rollback(each.incident.learning_rate)
-                self._last_words()  # dropped: the rollback undid their step
 
     def record_unseen(self, opened: OpenIncident, rolls_back: bool) -> None:
         """Records an incident that no hook saw: as skipped; if the job `rolls_back`, as undone."""
@@ -316,6 +316,12 @@ class IncidentHandler:
         opened.note_reason(_AFTER_THE_LAST if is_beside else _PAST_THE_HOOKS)
         if not rolls_back:
             self._policies.step_was_skipped(is_decided=False)
+        self._record(opened)
+
+    def record_left(self, opened: OpenIncident, action: Optional[str]) -> None:
+        """Records an incident that a run showed after one whose `action` ended its handling."""
+        opened.note(action=action)
+        opened.note_reason(_LEFT)
         self._record(opened)
 
     # A new session, and the end.
@@ -371,6 +377,7 @@ _NOT_INITIALIZED = (
 
 _INTERRUPTED = '; KeyboardInterrupt (Ctrl-C) came while it was handled'
 _BESIDE = '; in the same run as the incident before'
+_LEFT = '; seen together with the incident before'
 _AFTER_THE_LAST = '; after the last step'
 _PAST_THE_HOOKS = '; in a run that went past the hooks'
 

@@ -1,5 +1,7 @@
 """The chief's update of synchronous workers, with backup workers and asynchronous peers."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,12 +18,14 @@ tf1 = tf.compat.v1
 # comes late; of one draw of each worker it would at times drop all three.
 BAD = (5, 6)
 AFTER = 12
+# A draw so late that all earlier tokens are used, so the updates with the bad draws are made.
+LATE = 25
 
 
 class Model:
     """Two weights on two parameter servers. Some draws of their gradients are large, and finite."""
 
-    def __init__(self, role, resource, replicas, learning_rate):
+    def __init__(self, role, resource, replicas, learning_rate, holds_update=False):
         self.drawn = 0
         self.bad_draws, self.nan_draws = BAD if replicas[0] else (), ()
         self._role, self.awaited = role, {}
@@ -34,6 +38,9 @@ class Model:
             weights = [tf1.get_variable('w%d' % n, initializer=[0.5, -0.5]) for n in range(2)]
             losses = [tf.reduce_sum(damage.gradient(w)) for w in weights]
             self.loss = (sum(losses) + hurt) * 1e-8
+            if holds_update:
+                held = tf1.py_func(self._hold_update, [], tf.float32, stateful=True)
+                learning_rate *= tf.reshape(held, [])
             optimizer = tf1.train.MomentumOptimizer(learning_rate, 0.5)
             self.sync = None
             if replicas[0]:
@@ -46,10 +53,19 @@ class Model:
         self.drawn += 1
         if self.drawn == 1:  # no worker starts when the others have ended
             self._role.meet('first draw')
-        if self.drawn in self.awaited:
-            self._role.wait_for(self.awaited[self.drawn])
+        if self.drawn == LATE:
+            self._role.post('late draw of %d' % self._role.task)
+        for name in self.awaited.get(self.drawn, ()):
+            self._role.wait_for(name)
         gradient = 1e35 if self.drawn in self.bad_draws else 0
         return np.float32(gradient), np.float32(np.nan if self.drawn in self.nan_draws else 0)
+
+    def _hold_update(self):
+        if not self._role.is_posted('update begins'):
+            self._role.post('update begins')
+            self._role.wait_for('chief stops')
+            time.sleep(1)  # until the chief only waits for its threads
+        return np.float32(1)
 
 
 class EndsOnceMet(Ends):
@@ -85,7 +101,7 @@ def train_model(model, role, logdir, on_nan, *hooks):
         save_summaries_secs=0,
         session_config=role.config(),
         sync_optimizer=model.sync,
-        hooks=[*hooks, hook, ends],
+        hooks=[hook, *hooks, ends],
         capture=False,
     )
     return hook.incidents, ends.not_finite
@@ -143,47 +159,90 @@ def test_what_explodes_in_the_chiefs_update_is_not_written(resource, on_nan, pee
 
 
 class WaitsForTheEnd(tf1.train.SessionRunHook):
-    """Keeps the chief in its first step until the rollback; after it no draw is bad."""
+    """Keeps the chief in its first good step until the rollback; after it no draw is bad."""
 
     def __init__(self, role, model):
         self._role, self._model = role, model
         self._coordinator = None
 
     def after_create_session(self, session, coord):
-        first, self._coordinator = self._coordinator is None, coord
-        self._waits = self._role.is_chief and first
-        if not first:
+        self._is_first, self._coordinator = self._coordinator is None, coord
+        if not self._is_first:
             self._model.bad_draws = self._model.nan_draws = ()
 
     def after_run(self, run_context, run_values):
-        if self._waits:
-            self._role.post('chief waits')
+        if self._is_first:
+            self._role.post('first step of %d' % self._role.task)
+        if self._is_first and self._role.is_chief:
             self._coordinator.wait_for_stop(timeout=300)
+            self._role.post('chief stops')
 
 
-def train_beside_a_waiting_chief(role, logdir):
-    """The chief's update explodes while its own steps wait, and then a worker's loss is NaN."""
-    model = Model(role, True, (2, 3), learning_rate=1e5)
+# How bad updates of the chief, and the step that asks the job to go back, come together.
+
+
+def before_the_request(model, role):
+    """Bad updates come while the chief's own steps wait, and then a worker's loss is NaN."""
+    model.awaited = {} if role.is_chief else {BAD[0]: ['first step of 0']}
     model.bad_draws = () if role.is_chief else range(BAD[0], 1000)
-    model.awaited = {} if role.is_chief else {BAD[0]: 'chief waits'}
-    model.nan_draws = () if role.is_chief else (25,)  # late enough that all old tokens are used
-    return train_model(model, role, logdir, 'rollback', WaitsForTheEnd(role, model))
+    model.nan_draws = () if role.is_chief else (LATE,)
+
+
+def during_the_request(model, role):
+    """The first update, a bad one, goes on while the job goes back."""
+    begun = ['update begins', 'first step of 0', 'first step of 2']
+    model.awaited = {1: begun} if role.task == 1 else {}
+    model.bad_draws = (1,) if role.task == 2 else ()
+    model.nan_draws = (1,) if role.task == 1 else ()
+
+
+def in_the_step_that_asks(model, role):
+    """Bad updates come during a step of the chief, whose loss is NaN."""
+    model.awaited = {1: ['late draw of 1']} if role.is_chief else {}
+    model.bad_draws = () if role.is_chief else range(1, 1000)
+    model.nan_draws = (1,) if role.is_chief else ()
+
+
+def train_until_the_job_goes_back(role, logdir, bad_updates):
+    held = role.is_chief and bad_updates is during_the_request
+    model = Model(role, True, (2, 3), learning_rate=1e5, holds_update=held)
+    bad_updates(model, role)
+    # A worker that reads a weight too early must not ask before the chief does.
+    waits = bad_updates is in_the_step_that_asks and not role.is_chief
+    on_nan = 'skip:1000' if waits else 'rollback'
+    return train_model(model, role, logdir, on_nan, WaitsForTheEnd(role, model))
+
+
+AFTER_THE_LAST = '; after the last step'
 
 
 @pytest.mark.full
-def test_what_no_step_tells_of_is_recorded_before_the_job_goes_back(tmp_path):
-    with Job(train_beside_a_waiting_chief, str(tmp_path), ps=2, workers=3) as job:
-        chief, *others = job.wait_for_workers()
-    assert [end.error for end in (chief, *others)] == [None] * 3, (chief, others)
-    told = chief.value[0]
-    assert told and all(is_of_chief(incident.reason) for incident in told)
-    assert all(incident.reason.endswith('; after the last step') for incident in told)
+@pytest.mark.every_cell
+@pytest.mark.parametrize(
+    'bad_updates, ending',
+    [
+        (before_the_request, AFTER_THE_LAST),
+        (during_the_request, AFTER_THE_LAST),
+        (in_the_step_that_asks, '; seen together with the incident before'),
+    ],
+)
+def test_what_no_step_tells_of_is_recorded_before_the_job_goes_back(bad_updates, ending, tmp_path):
+    job = Job(train_until_the_job_goes_back, str(tmp_path), bad_updates, ps=2, workers=3)
+    with job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * 3, ended
+    chief, *others = ended
+    told = [incident for incident in chief.value[0] if is_of_chief(incident.reason)]
+    assert told and told[0].reason.endswith(ending), told
+    # The chief's thread goes on for a moment after its last step.
+    assert all(incident.reason.endswith((ending, AFTER_THE_LAST)) for incident in told), told
     assert {incident.action for incident in told} == {'rollback'}
-    asked = [incident.reason for end in others for incident in end.value[0]]
-    assert any('loss' in reason for reason in asked)
-    assert {incident.reason for incident in told} <= {
-        record['reason'] for record in records_in(tmp_path)
-    }
+    asked = [incident.reason for end in ended for incident in end.value[0]]
+    assert any(READ_EARLY in reason for reason in asked)
+    recorded = {record['reason'] for record in records_in(tmp_path)}
+    assert {incident.reason for incident in told} <= recorded
+    # However many incidents there were, and however many workers asked.
+    assert 'the training went back to an earlier state 1 time.' in chief.log
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.cluster import rounds
 from slimguard.cluster.job_table import OwnEntry, SharedTable
+from slimguard.cluster.sync_replicas import Replicas
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.jobs import Job
@@ -527,6 +528,17 @@ def test_who_lost_its_session_when_the_job_ended_has_the_error_of_the_others():
         coordinator.raise_requested_exception()
     chief.table.close()
     worker.table.close()
+
+
+def test_a_job_goes_back_once_when_a_worker_and_then_the_chief_ask_for_it():
+    server = tf1.train.Server({'holder': ['localhost:0']})
+    entry = OwnEntry(SharedTable(server.target, '/job:holder/task:0'), True, 'the chief')
+    chief = rounds.Chief(entry, Replicas(tf.Graph(), entry.table), None)
+    bad = Incident.now(step=1, loss=None, reason='bad', tensors=(), strategy='hook')
+    chief.begin_round(bad)  # as a worker has asked
+    chief.roll_back(bad)
+    assert chief.rollbacks == 1
+    entry.table.close()
 
 
 def test_one_process_has_no_shared_table(tmp_path):

@@ -50,7 +50,7 @@ class Meeting:
         return self._meet(subject, rank, text, self.told)
 
     def _meet(self, name, rank, value, noted):
-        barrier = self._barriers.setdefault(name, threading.Barrier(2, timeout=100))
+        barrier = self._barriers.setdefault(name, threading.Barrier(2, timeout=300))
         self._values[name, rank] = value
         if self._is_over:
             barrier.abort()

@@ -41,9 +41,9 @@ class NoLearningRateError(ValueError):
 
 
 class _Input(NamedTuple):
-    """An input of a clone that is to be multiplied."""
+    """An input of an op that is to be multiplied."""
 
-    clone: tf.Operation
+    op: tf.Operation
     index: int
 
 
@@ -116,7 +116,7 @@ class LearningRates:
             session.run(self._remove_sign, sign)
 
     def scale(self, gate: Gate, is_new: bool) -> None:
-        """Multiplies the updates of a gate by the factor.
+        """Multiplies the updates of a gate, and the learning rate in its measures, by the factor.
 
         Args:
           is_new: whether no session can have seen the gate.
@@ -128,8 +128,8 @@ class LearningRates:
             return
         inputs = _inputs_to_scale(gate)
         with ops.our_scope(self._graph, 'learning_rates'):
-            for clone, index in inputs:
-                tf_private.replace_input(clone, index, self._times(clone.inputs[index]))
+            for op, index in [*inputs, gate.measures.rate]:
+                tf_private.replace_input(op, index, self._times(op.inputs[index]))
         if not is_new:
             tf_private.add_control_input(gate.untold.clear, self._leave_sign)
             self._wired.append(gate)

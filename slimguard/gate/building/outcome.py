@@ -159,12 +159,15 @@ class Measures(NamedTuple):
       vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and for each
         gradient, as the optimizer takes it, half the sum of its squares. NaN where there is no
         loss, or the learning rate is no tensor.
+      rate: an op, and the index of its input that is the learning rate in `vector`. A factor of the
+        learning rates also multiplies this input.
       step: float64 scalar, the global step after the step; NaN if there is none.
       written: float64 scalar, 1.0 if the step was written, else 0.0.
     """
 
     gradients: Tuple[Tuple[str, ...], ...]
     vector: tf.Tensor
+    rate: Tuple[tf.Operation, int]
     step: tf.Tensor
     written: tf.Tensor
 
@@ -199,11 +202,14 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
     names = [each.names for kind in kinds for each in sums.kinds[kind]]
     of_kinds = [[each.size for each in sums.kinds[kind]] for kind in kinds]
     loss, rate = _loss_and_rate(plan)
-    vector = None
+    pair = None
     if len(kinds) <= 1:
-        vector = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
-    if vector is None:
-        parts = [tf.stack([_as_float(loss), _as_float(rate)])]
+        pair = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
+    if pair is not None:
+        vector = pair
+    else:
+        pair = tf.stack([_as_float(loss), _as_float(rate)])
+        parts = [pair]
         for sizes in of_kinds:
             with sizes[0].graph.colocate_with(sizes[0].op):
                 joined = tf.stack(sizes)
@@ -213,7 +219,7 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
     with tf.control_dependencies([announced.written]):
         step = _as_float(announced.step)
     written = tf.cast(announced.written, tf.float64)
-    return Measures(tuple(names), vector, step, written)
+    return Measures(tuple(names), vector, (pair.op, 1), step, written)
 
 
 def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:

@@ -20,13 +20,11 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate, gates_of
 from slimguard.gate.guard import KEPT_RATES
+from slimguard.gate.reading.kernels import RATES
 from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of
 
-# The names of a kernel's learning rate. The first name that the kernel has counts: the `alpha` of
-# AddSign is something else.
-_RATES = ('lr', 'alpha')
 _ADDED = ('value', 'updates')
 # Ops that add to a variable, or subtract from it.
 _ADDS = frozenset(
@@ -209,7 +207,7 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
 def _index_of_rate(write: tf.Operation) -> Optional[int]:
     """The index of the learning rate, or of the added value, among a write's inputs; or None."""
     names = [argument.name for argument in arguments_of(write)]
-    roles = _RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
+    roles = RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
     return next((names.index(role) for role in roles if role in names), None)
 
 

@@ -63,7 +63,7 @@ class History(NamedTuple):
         * `good`: whether the step was written.
         * `loss`: None if the step has none. A NaN loss stays NaN.
         * `learning_rate`: the rate in use, with the factor of the rollbacks before the step; None
-          if the step has none, or if it is no tensor.
+          if the step has none.
         * `gradient_norm`: the norm of all gradients together.
         * `gradient_norms`: a list with the norm of each of `gradients`.
         """

@@ -20,13 +20,11 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate, gates_of
 from slimguard.gate.guard import KEPT_RATES
+from slimguard.gate.reading.kernels import RATES
 from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of
 
-# The names of a kernel's learning rate. The first name that the kernel has counts: the `alpha` of
-# AddSign is something else.
-_RATES = ('lr', 'alpha')
 _ADDED = ('value', 'updates')
 # Ops that add to a variable, or subtract from it.
 _ADDS = frozenset(
@@ -41,9 +39,9 @@ class NoLearningRateError(ValueError):
 
 
 class _Input(NamedTuple):
-    """An input of a clone that is to be multiplied."""
+    """An input of an op that is to be multiplied."""
 
-    clone: tf.Operation
+    op: tf.Operation
     index: int
 
 
@@ -116,7 +114,7 @@ class LearningRates:
             session.run(self._remove_sign, sign)
 
     def scale(self, gate: Gate, is_new: bool) -> None:
-        """Multiplies the updates of a gate by the factor.
+        """Multiplies the updates of a gate, and the learning rate in its measures, by the factor.
 
         Args:
           is_new: whether no session can have seen the gate.
@@ -128,8 +126,8 @@ class LearningRates:
             return
         inputs = _inputs_to_scale(gate)
         with ops.our_scope(self._graph, 'learning_rates'):
-            for clone, index in inputs:
-                tf_private.replace_input(clone, index, self._times(clone.inputs[index]))
+            for op, index in [*inputs, gate.measures.rate]:
+                tf_private.replace_input(op, index, self._times(op.inputs[index]))
         if not is_new:
             tf_private.add_control_input(gate.untold.clear, self._leave_sign)
             self._wired.append(gate)
@@ -209,7 +207,7 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
 def _index_of_rate(write: tf.Operation) -> Optional[int]:
     """The index of the learning rate, or of the added value, among a write's inputs; or None."""
     names = [argument.name for argument in arguments_of(write)]
-    roles = _RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
+    roles = RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
     return next((names.index(role) for role in roles if role in names), None)
 
 

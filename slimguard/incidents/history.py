@@ -61,8 +61,9 @@ class History(NamedTuple):
         * `step`: the global step at which the step began, as in an `Incident`; None if the graph
           has none.
         * `good`: whether the step was written.
-        * `loss`, `learning_rate`: None if the step has none, or if the rate is no tensor. A NaN
-          loss stays NaN.
+        * `loss`: None if the step has none. A NaN loss stays NaN.
+        * `learning_rate`: the rate in use, with the factor of the rollbacks before the step; None
+          if the step has none.
         * `gradient_norm`: the norm of all gradients together.
         * `gradient_norms`: a list with the norm of each of `gradients`.
         """

@@ -185,7 +185,8 @@ class IncidentView(Incident):
         """Further facts, in a few words each."""
         notes = ['restored %s' % os.path.basename(self.restored)] if self.restored else []
         if self.learning_rate is not None:
-            notes.append('the learning rate is %g times as large from then on' % self.learning_rate)
+            rate = 'the learning rate is %g times that of the script from then on'
+            notes.append(rate % self.learning_rate)
         notes += [] if self.held else ['the update was applied already']
         return notes + (['variables were bad before the step'] if self.state_lost else [])
 

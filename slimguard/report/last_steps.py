@@ -171,9 +171,7 @@ def caption(
         since = 'Since the last rollback no' if _last_return(steps) else 'No'
         said = since + ' gradient is above 100 times its median, and all are finite.'
     if steps.learning_rate is not None:
-        said += ' The learning rate of the script is %s at the last step.' % number(
-            steps.learning_rate[-1]
-        )
+        said += ' The learning rate is %s at the last step.' % number(steps.learning_rate[-1])
     return said.strip()
 
 

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard import gate
+from slimguard.incidents import history
 from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1
@@ -75,6 +76,25 @@ def test_half_the_factor_is_half_the_learning_rate_and_one_changes_no_bit(optimi
     assert scaled.bits(full, [None] * 10 + [1.0] * 10) == plain.bits(full)
     half = plain.bits([0.1] * 5 + [0.05] * 10 + [0.025] * 5)
     assert scaled.bits(full, [None] * 5 + [0.5] * 10 + [0.25] * 5) == half
+
+
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
+@pytest.mark.every_cell
+def test_the_rate_in_the_row_of_a_step_is_that_of_its_update(dtype):
+    """Also where the gradients, of another dtype, come from elsewhere than the loss."""
+    weight = tf1.get_variable('weight', initializer=tf.constant(4.0, dtype))
+    rate = tf1.placeholder(tf.float32, [])
+    loss = tf.cast(1.0 * weight, tf.float32)
+    update = tf1.train.GradientDescentOptimizer(rate).minimize(loss)
+    guarded = gate.gate_of(gate.guard(update, loss=loss))
+    rates = gate.scale_learning_rates(weight.graph, is_shared=False)
+    with models.new_session() as sess:
+        models.initialize(sess)
+        for factor, fed in [(1.0, 2.0), (0.25, 2.0), (0.25, 1.0)]:
+            rates.set(sess, factor)
+            before = sess.run(weight)
+            _, row = sess.run([guarded.train_op, guarded.row], {rate: fed})
+            assert row[history.LEARNING_RATE] == before - sess.run(weight) == factor * fed
 
 
 def test_a_graph_that_does_not_ask_for_it_has_no_factor():

@@ -100,7 +100,7 @@ def test_of_an_explosion_the_caption_names_no_step(norm):
     steps = steps_of(norms)
     assert 'gradient' in charts.last_steps_chart(steps).said
     said = charts.last_steps_chart(steps, is_explosion=True).said
-    assert said == 'The learning rate of the script is 0.1 at the last step.'
+    assert said == 'The learning rate is 0.1 at the last step.'
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import Rollback
+from slimguard.diagnosis import bundle
 from tests.helpers import loops
 from tests.helpers.loops import LOOPS, cells
 from tests.helpers.models import Batches, Linear, LogLines, checkpoint_at, records_in
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 def given(logdir, **kwargs):
     # No saves beside the steps: they may hold another step than their names say.
-    return loops.Given(logdir, save_interval_secs=0, capture=False, **kwargs)
+    kwargs.setdefault('capture', False)
+    return loops.Given(logdir, save_interval_secs=0, **kwargs)
 
 
 def weights_in(logdir):
@@ -53,6 +55,11 @@ def trained_plainly(rates, first):
     return dict(zip(('w', 'w/Momentum', 'global_step'), (value.tolist() for value in values)))
 
 
+def rates_in(record):
+    """The learning rates of the steps before an incident."""
+    return np.round(bundle.read(record['bundle']).history['learning_rate'], 6).tolist()
+
+
 def kept_in(logdir):
     with open(os.path.join(str(logdir), 'slimguard', 'learning_rate.json')) as file:
         return json.load(file)
@@ -62,13 +69,14 @@ def kept_in(logdir):
 @every_loop
 def test_after_a_rollback_updates_are_those_of_the_smaller_rate(loop, tmp_path):
     on_nan = Rollback(3, learning_rate=0.5)
-    loop(given(str(tmp_path), on_nan=on_nan, bad=(3, 6)))  # each goes back to step 0
+    loop(given(str(tmp_path), on_nan=on_nan, bad=(3, 6), capture=True))  # each goes back to step 0
     assert weights_in(tmp_path) == trained_plainly([0.0125] * 6, first=7)
     records = records_in(tmp_path)
     assert [(each['action'], each['learning_rate']) for each in records] == [
         ('rollback', 0.5),
         ('rollback', 0.25),
     ]
+    assert rates_in(records[1]) == [0.05] * 4 + [0.025] * 3
     assert kept_in(tmp_path) == {'factor': 0.25}
     names = [name for name, _ in tf1.train.list_variables(tf1.train.latest_checkpoint(tmp_path))]
     assert sorted(names) == ['global_step', 'w', 'w/Momentum']

@@ -5,7 +5,7 @@ gradients' sums of squares, in one small vector.
 """
 
 import math
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -14,6 +14,7 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.building.fast_path import SquareSums
 from slimguard.gate.building.gated_clones import GatedClones
+from slimguard.gate.reading.kernels import RATES
 from slimguard.gate.reading.plan import Plan
 from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.control_flow import SWITCHES
@@ -158,13 +159,16 @@ class Measures(NamedTuple):
         `vector` that sums the gradients of several short vectors has the names of all of them.
       vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and for each
         gradient, as the optimizer takes it, half the sum of its squares. NaN where there is no
-        loss, or the learning rate is no tensor.
+        loss, or no learning rate that is a scalar.
+      rate: an op, and the index of its input that is the learning rate in `vector`. A factor of the
+        learning rates also multiplies this input.
       step: float64 scalar, the global step after the step; NaN if there is none.
       written: float64 scalar, 1.0 if the step was written, else 0.0.
     """
 
     gradients: Tuple[Tuple[str, ...], ...]
     vector: tf.Tensor
+    rate: Tuple[tf.Operation, int]
     step: tf.Tensor
     written: tf.Tensor
 
@@ -198,12 +202,16 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
     kinds = [kind for kind in sums.kinds if kind.is_gradient]
     names = [each.names for kind in kinds for each in sums.kinds[kind]]
     of_kinds = [[each.size for each in sums.kinds[kind]] for kind in kinds]
-    loss, rate = _loss_and_rate(plan)
-    vector = None
+    loss: _Scalar = plan.losses[0] if plan.losses else math.nan
+    rate = _rate_of(plan)
+    pair = None
     if len(kinds) <= 1:
-        vector = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
-    if vector is None:
-        parts = [tf.stack([_as_float(loss), _as_float(rate)])]
+        pair = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
+    if pair is not None:
+        vector = pair
+    else:
+        pair = tf.stack([_as_float(loss), _as_float(rate)])
+        parts = [pair]
         for sizes in of_kinds:
             with sizes[0].graph.colocate_with(sizes[0].op):
                 joined = tf.stack(sizes)
@@ -211,17 +219,26 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
                 parts.append(tf.cast(joined, tf.float64))
         vector = tf.concat(parts, 0, name='measures')
     with tf.control_dependencies([announced.written]):
-        step = _as_float(announced.step)
+        step = _as_float(math.nan if announced.step is None else announced.step)
     written = tf.cast(announced.written, tf.float64)
-    return Measures(tuple(names), vector, step, written)
+    return Measures(tuple(names), vector, (pair.op, 1), step, written)
 
 
-def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
-    rates = [check.tensor for check in plan.checks if check.is_learning_rate]
-    # Of several rates, take the first: most weights have it.
-    scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
-    known = [rate for rate in scalars if rate is not None]
-    return (plan.losses[0] if plan.losses else None), (known[0] if known else None)
+# A scalar, or its value where that is constant; NaN where it is unknown.
+_Scalar = Union[tf.Tensor, float]
+
+
+def _rate_of(plan: Plan) -> _Scalar:
+    """The learning rate of a step. Of several rates the first, since most weights have it."""
+    kernels = [op for op in plan.step.writing if op in plan.gated and graphs.is_apply(op)]
+    for kernel in kernels:
+        taken = {value.role: value.tensor for value in graphs.values_of(kernel)}
+        rate = next((taken[role] for role in RATES if role in taken), None)
+        rate = None if rate is None else _outside(plan.step.resolve(rate))
+        if rate is not None and rate.shape.rank == 0 and rate.op not in plan.gated:
+            constant = graphs.constant_scalar(rate)
+            return rate if constant is None else constant
+    return math.nan
 
 
 def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
@@ -237,13 +254,13 @@ def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
 
 
 def _stacked(
-    loss: Optional[tf.Tensor],
-    rate: Optional[tf.Tensor],
+    loss: _Scalar,
+    rate: _Scalar,
     sizes: Sequence[tf.Tensor],
     home: Home,
 ) -> Optional[tf.Tensor]:
     """Loss, rate and sizes in one vector; None unless they have one dtype and one device."""
-    known = [scalar for scalar in (loss, rate) if scalar is not None] + list(sizes)
+    known = [each for each in (loss, rate, *sizes) if isinstance(each, tf.Tensor)]
     dtypes = {scalar.dtype.base_dtype for scalar in known}
     if len(dtypes) != 1 or len({home.joins_at(scalar) for scalar in known}) != 1:
         return None
@@ -251,12 +268,9 @@ def _stacked(
     if dtype not in (tf.float32, tf.float64):
         return None
     with known[-1].graph.colocate_with(known[-1].op):
-        unknown = tf.constant(math.nan, dtype)
-        pair = [unknown if scalar is None else scalar for scalar in (loss, rate)]
+        pair = [tf.constant(it, dtype) if isinstance(it, float) else it for it in (loss, rate)]
         return tf.stack(pair + list(sizes), name='measures')
 
 
-def _as_float(scalar: Optional[tf.Tensor]) -> tf.Tensor:
-    if scalar is None:
-        return tf.constant(math.nan, tf.float64)
+def _as_float(scalar: _Scalar) -> tf.Tensor:
     return tf.cast(scalar, tf.float64)

@@ -5,13 +5,13 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.reading.kernels import Kernels, Range
+from slimguard.gate.reading.kernels import RATES, Kernels, Range
 from slimguard.gate.reading.late_writes import LateValues
 from slimguard.gate.reading.step_graph import StepGraph
 from slimguard.graph import key
 
-_GRADIENT, _LEARNING_RATE = 'gradient', 'learning rate'
-_ROLES = {'lr': _LEARNING_RATE, 'alpha': _LEARNING_RATE}
+_GRADIENT = 'gradient'
+_ROLES: Dict[str, str] = dict.fromkeys(RATES, 'learning rate')
 _GRADIENTS = frozenset('grad delta gradient gradient_values'.split())
 
 
@@ -24,7 +24,6 @@ class Check(NamedTuple):
     is_factor: bool = False
     # For a gradient that an optimizer takes, the name of its variable; else ''.
     gradient_of: str = ''
-    is_learning_rate: bool = False
 
 
 class CheckedValues:
@@ -88,8 +87,7 @@ class CheckedValues:
             role_name, written = _role_name(write, role), self._written_name(write)
             name = '%s of %s' % (role_name, written)
             gradient_of = written if role_name == _GRADIENT else ''
-            is_learning_rate = role_name == _LEARNING_RATE
-            self._checks[of] = Check(tensor, name, is_factor, gradient_of, is_learning_rate)
+            self._checks[of] = Check(tensor, name, is_factor, gradient_of)
 
     def _is_small_constant(self, tensor: tf.Tensor) -> bool:
         if tensor.op not in self._is_small:

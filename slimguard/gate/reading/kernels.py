@@ -39,7 +39,10 @@ _RANGES: Dict[str, Tuple[float, float]] = {
 }
 # If the decay on the right is a constant below one, its power on the left is below one, too.
 _POWERS = {'beta1_power': 'beta1', 'beta2_power': 'beta2'}
-_GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
+# The names of a kernel's learning rate. The first name that the kernel has counts: the `alpha` of
+# AddSign is something else.
+RATES: Tuple[str, ...] = ('lr', 'alpha')
+_GRADIENTS_AND_RATES = frozenset(('grad', 'delta', 'gradient', *RATES))
 _RATE_OF_FTRL = (1e-12, 1e12)
 # Kernels that divide by one plus the rate times l2.
 _DIVIDES_BY_RATE = re.compile('Proximal|AdagradDA')

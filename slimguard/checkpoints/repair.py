@@ -131,7 +131,7 @@ class Seen(NamedTuple):
     Attributes:
       repaired: a sentence on what was repaired; None if no repair was asked for.
       checkpoints: each checkpoint with its `Inspection`, from the oldest to the newest.
-      ours: what a restart of `slimguard.train` does; None if there is nothing to resume from.
+      ours: what a guarded restart does; None if there is nothing to resume from.
       plain: the same for plain TensorFlow.
     """
 

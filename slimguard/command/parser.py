@@ -5,6 +5,7 @@ import difflib
 import itertools
 import os
 import re
+import shlex
 from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
@@ -149,7 +150,8 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 def _no_command(given: str, commands: Iterable[str]) -> str:
     """The error for an unknown command; it suggests the most similar one."""
     if os.path.exists(given) and not difflib.get_close_matches(given, commands):
-        return 'there is no command %r; to run a script: slimguard run %s' % (given, given)
+        run = 'slimguard run ' + shlex.quote(given)
+        return 'there is no command %r; to run a script: %s' % (given, run)
     near = difflib.get_close_matches(given, commands, 1)
     hint = 'did you mean %s?' % near[0] if near else 'the commands: ' + ', '.join(commands)
     return 'there is no command %r; %s' % (given, hint)
@@ -298,15 +300,15 @@ def _add_replay(commands) -> None:
         'replay',
         help='run a bad step again from its bundle',
         description='Runs a bad step again from the bundle that a training left in '
-        'LOGDIR/slimguard, writes nothing, and says what made it bad. Given a LOGDIR, lists its '
-        'bundles. Exits with 0 if the failure came back, 1 if not, 2 if the step could not run to '
-        'its end, or if it only listed bundles. A bundle holds a graph, and a graph is code: '
+        'LOGDIR/slimguard, writes nothing, and says what made it bad. Given a LOGDIR, takes its '
+        'newest bundle, and lists the others. Exits with 0 if the failure came back, 1 if not, 2 '
+        'if the step could not run to its end. A bundle holds a graph, and a graph is code: '
         'replay only bundles that you trust.',
     )
     replay.add_argument(
         'folder',
         metavar='BUNDLE',
-        help='the folder of a bad step, such as LOGDIR/slimguard/step-4',
+        help='the folder of a bad step, such as LOGDIR/slimguard/step-4; or a LOGDIR',
     )
     replay.add_argument(
         '--shell',

@@ -87,6 +87,8 @@ def _print_groups(record: Record) -> None:
     groups = incident_groups.grouped(record.incidents)
     count, kinds = len(record.incidents), len(groups)
     head = '%d incident%s on record' % (count, '' if count == 1 else 's')
+    starts = incident_groups.starts_of(record.incidents)[-1]
+    head += ' in %d starts of the training' % starts if starts > 1 else ''
     if kinds < count:
         head += ', of %d kind%s; --all lists each of them' % (kinds, '' if kinds == 1 else 's')
     terminal.say(head)

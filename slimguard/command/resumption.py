@@ -64,7 +64,7 @@ def _print(folder: str, seen: 'Seen') -> None:
     elif ours == plain:
         terminal.say('a restart ' + ours.said)
     else:
-        terminal.say('slimguard.train ' + ours.said)
+        terminal.say('a guarded restart ' + ours.said)
         terminal.say('plain TensorFlow ' + plain.said)
         if ours.is_good and not plain.is_good:
             terminal.say(_TO_REPAIR + shlex.quote(folder))

@@ -57,23 +57,24 @@ class Replay(NamedTuple):
 
 
 def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -> int:
-    """Replays a bundle and prints the result; for a log directory, lists its bundles.
+    """Replays a bundle and prints the result; of a log directory, its newest bundle.
 
     Raises only KeyboardInterrupt, BrokenPipeError, and SystemExit from the prompt.
 
     Args:
-      path: the folder of the bundle, or a log directory, on any file system of `tf.io.gfile`.
+      path: the folder of the bundle, a log directory, or another folder with bundles, on any file
+        system of `tf.io.gfile`.
       shell: whether to open a Python prompt with the session, the graph and the feed.
       without: a row of the batch to replace in a second run.
 
     Returns:
       The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay was completed,
-      since the bundle is damaged or cannot run here, or `path` is no bundle.
+      since the bundle is damaged or cannot run here, or there is none.
     """
     try:
         folder = files.as_path(path, 'bundle')
         if not _is_bundle(folder):
-            return _list(folder, without)
+            folder = _newest_in(folder)
         return _main(bundles.read(folder), shell, without)
     except (BundleError, ReplayError) as error:
         _complain(path, str(error))
@@ -102,21 +103,20 @@ def _is_bundle(folder: str) -> bool:
         raise BundleError('it cannot be read: %s' % error.message) from None
 
 
-def _list(folder: str, without: Optional[int]) -> int:
-    paths = bundles.paths(folder)
+def _newest_in(folder: str) -> str:
+    """The newest bundle in a log directory or another folder; says which others there are."""
+    paths = bundles.paths(folder) or bundles.paths_in(folder)
     if not paths:
         raise BundleError(
-            'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
-            '(%s); %s' % (os.path.join(bundles.folder(folder), 'step-...'), logdirs.NAMED_BY)
+            'it is no bundle (a folder with incident.json), and there is none in it (%s); %s'
+            % (os.path.join(bundles.folder(folder), 'step-...'), logdirs.NAMED_BY)
         )
-    for path in paths:
-        _say('%s  %s' % (path, texts.cut(_cause_in(path), _MOST_OF_A_CAUSE)))
-    option = '' if without is None else '--without %d ' % without
-    terminal.complain(
-        'these are the bundles of %s, the newest last. To run the newest again: '
-        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(paths[-1]))
-    )
-    return 2
+    if len(paths) > 1:
+        _say('%d bundles; to run another than the newest, which is the last, name it:' % len(paths))
+        for path in paths:
+            _say('%s  %s' % (shlex.quote(path), texts.cut(_cause_in(path), _MOST_OF_A_CAUSE)))
+        _say('')
+    return paths[-1]
 
 
 def _cause_in(path: str) -> str:

@@ -41,6 +41,8 @@ class Incident:
       bundle: the folder from which ``python -m slimguard replay BUNDLE`` runs the step again; None
         if there is none. Every bundle that `read_incidents` names exists.
       worker: the process of a cluster that ran the step, such as ``'/job:worker/task:1'``.
+      started: when the process that ran the step imported slimguard, in seconds since the epoch: it
+        tells the starts of one logdir apart. None in records of other origin.
     """
 
     step: Optional[int]
@@ -60,11 +62,12 @@ class Incident:
     advice: Optional[str] = None
     gradient_norm: Optional[float] = None
     gradient_norm_ratio: Optional[float] = None
+    started: Optional[float] = None
 
     @classmethod
     def now(cls, **known) -> 'Incident':
         """An incident with the present time; takes all other attributes by name."""
-        return cls(time=time.time(), **known)
+        return cls(time=time.time(), started=_STARTED, **known)
 
     @classmethod
     def from_dict(cls, record: Dict[str, Any]) -> 'Incident':
@@ -125,6 +128,9 @@ class Incident:
         return '%s: %s; %s' % (self.where, self.reason, self.update)
 
 
+# A forked worker has that of its parent: they are of one start.
+_STARTED = time.time()
+
 # How many of a step's bad tensors messages and reasons name; `tensors` has all.
 _NAMED, _NAMED_IN_A_REASON = 3, 5
 
@@ -135,7 +141,7 @@ _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 't
 # The attributes that are numbers and may be NaN or Inf.
 _NUMBERS = ('loss', 'gradient_norm', 'gradient_norm_ratio')
 # The attributes that are finite numbers; a step is a whole number.
-_FINITE = ('step', 'time', 'learning_rate')
+_FINITE = ('step', 'time', 'learning_rate', 'started')
 
 
 def _value_of(name: str, value: Any) -> Any:

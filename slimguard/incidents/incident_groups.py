@@ -72,6 +72,20 @@ def by_kind(incidents: Sequence[_I]) -> List[List[_I]]:
     return list(kinds.values())
 
 
+def starts_of(incidents: Sequence[Incident]) -> List[int]:
+    """For each incident the number of its start, from 1 on: a restart is a new process.
+
+    The workers of a cluster share a record; a start ends where one of them has another process.
+    """
+    numbers: List[int] = []
+    number, seen = 1, {}
+    for each in incidents:
+        if seen.setdefault(each.worker, each.started) != each.started:
+            number, seen = number + 1, {each.worker: each.started}
+        numbers.append(number)
+    return numbers
+
+
 def not_examined(incidents: Sequence[Any]) -> int:
     """How many incidents of a kind were not examined; 0 if no incident of the kind was."""
     count = sum(not each.diagnosis for each in incidents)

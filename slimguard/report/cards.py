@@ -91,10 +91,12 @@ class Opened(NamedTuple):
 class IncidentView(Incident):
     """An incident, its number in the record, from 1 on, and its bundle.
 
-    The number is 0 for an incident that is in a bundle but not in the record.
+    The number is 0 for an incident that is in a bundle but not in the record. `start` is the number
+    of its start; 0 if the record has only one start.
     """
 
     number: int = 0
+    start: int = 0
     opened: Optional[Opened] = dataclasses.field(default=None, compare=False)
 
     @property
@@ -114,9 +116,10 @@ class IncidentView(Incident):
 
     @property
     def heading(self) -> str:
-        """The number of the incident, and its step."""
+        """The number of the incident, its step, and its start."""
         known = ['incident %d' % self.number] if self.number else []
         known += [] if self.step is None else ['step %d' % self.step]
+        known += ['start %d' % self.start] if self.start else []
         return begun(', '.join(known)) or (self.opened.name if self.opened else '')
 
     @property
@@ -248,10 +251,10 @@ def begun(said: str) -> str:
 
 
 def incident_of(
-    incident: Incident, number: int = 0, opened: Optional[Opened] = None
+    incident: Incident, number: int = 0, opened: Optional[Opened] = None, start: int = 0
 ) -> IncidentView:
-    """An incident with its number and its bundle."""
-    view = IncidentView(number=number, opened=opened, **vars(incident))
+    """An incident with its number, its bundle and its start."""
+    view = IncidentView(number=number, opened=opened, start=start, **vars(incident))
     text = None if opened is None else opened.text or None
     return view if view.diagnosis else dataclasses.replace(view, diagnosis=text)
 

@@ -253,6 +253,13 @@ def _draw_lines(axes: Any, name: str, lines: Sequence[np.ndarray], most: int) ->
             axes.plot(x[marked], y[marked], '.', ms=6, clip_on=False, **look)
 
 
+def _mark_returns(plots: Sequence[Any], x: Any) -> None:
+    """Marks the places where the training went on after a rollback or a restart."""
+    look = {'color': _SOFT, 'lw': 1.3, 'linestyles': ':', 'label': 'the step went back'}
+    for axes in plots if len(x) else ():
+        axes.vlines(x, 0, 1, transform=axes.get_xaxis_transform(), **look)
+
+
 # The loss.
 
 # The heights in pixels of the curve and of an action's row of marks. A line of up to 60 points
@@ -296,6 +303,7 @@ def loss_chart(
             said = ['%s (%d)' % (ACTIONS[kind], sum(map(len, groups))) for kind, groups in lanes]
             axes.set(ylim=(len(lanes) - 0.5, -0.5), yticks=range(len(lanes)))
             axes.set_yticklabels(said)
+        _mark_returns(plots, _tame(curve.begins))
         for number, (kind, groups) in enumerate(lanes):
             _draw_marks(plots, kind, groups, number, links)
         plots[-1].set_xlim(low, high)
@@ -306,11 +314,13 @@ def loss_chart(
 
     groups = [group for _, groups in lanes for group in groups]
     told = []
-    if len(lines) > 1:
+    if curve.begins:
         told.append(
-            'After a rollback or a restart a new line begins, at the step to which the training '
-            'went back. The last line is dark.'
+            'A dotted line: the step went back, or a new event file begins, as after a '
+            'rollback or a restart.'
         )
+    if len(lines) > 1:
+        told.append('Where the step went back, a new curve begins. The last one is dark.')
     if len(groups) < len(stepped):
         told.append('Incidents that are close together share a mark.')
     said = ' '.join(told) or 'The loss over the global step.'
@@ -392,11 +402,12 @@ def last_steps_chart(steps: LastSteps, is_explosion: bool = False) -> Chart:
             _draw_lines(axes, name, [points], 4)
             _strip(axes, ~np.isfinite(values), 1, _RING, 'not finite')
             _strip(axes, ~steps.written, 0, _UNWRITTEN, 'update not applied')
+        _mark_returns(plots, np.flatnonzero(np.diff(steps.step) < 0) + 1)
         known = [axes.get_legend_handles_labels() for axes in plots]
         handles = {label: it for each in known for it, label in zip(*each)}
         if handles:
             place = {'loc': 'lower left', 'bbox_to_anchor': (0, 1.3), 'borderaxespad': 0}
-            columns = 2 if width == WIDE else 1
+            columns = len(handles) if width == WIDE else 1
             plots[0].legend(handles.values(), handles.keys(), ncol=columns, **place)
         if names:
             said = [_plain(last_steps.variables(*name, width // 16)) for name in names]

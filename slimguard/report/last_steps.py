@@ -142,8 +142,8 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
     where = 'At step %d' % steps.step[column]
     if steps.axis == _UNNUMBERED:
         where = before[:1].upper() + before[1:] if later else 'At the last step'
-    elif steps.step.count(steps.step[column]) > 1:
-        where += ' (%s)' % before
+    elif _last_return(steps) and steps.step.count(steps.step[column]) > 1:
+        where += ', after the last rollback'
     return Beginning(column, None if is_all else row, '%s: %s.' % (where, told))
 
 

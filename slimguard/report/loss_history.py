@@ -3,7 +3,7 @@
 import array
 import os
 import re
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -28,12 +28,14 @@ class Curve(NamedTuple):
         written. After a restart or a rollback, where the step goes back, a new array begins.
       points: how many points there were, before the curve was thinned out.
       bad: how many of them were not finite.
+      begins: the steps at which the loss goes on where the step went back, or in a new event file.
     """
 
     tag: str
     segments: List[np.ndarray]
     points: int
     bad: int
+    begins: Sequence[float] = ()
 
     @property
     def count(self) -> int:
@@ -51,18 +53,21 @@ def read(logdir: str) -> Tuple[Optional[Curve], List[str]]:
       The curve, or None if no scalar in the event files looks like a loss; and sentences about
       files that could not be read completely.
     """
-    series: Dict[str, array.array] = {}
+    series: Dict[str, List[array.array]] = {}  # by tags, an array for each file
     paths, troubles = _event_files(logdir)
     for path in paths:
+        found: Dict[str, array.array] = {}
         try:
-            _read_file(path, series)
+            _read_file(path, found)
         except Exception as error:  # it ends the reading of this file only
             told = os.path.basename(path), first_line(error)
             troubles.append('%s was read only in part: %s' % told)
+        for tag, points in found.items():
+            series.setdefault(tag, []).append(points)
     if not series:
         return None, troubles
-    tag = min(series, key=lambda t: _rank(t, len(series[t])))
-    return curve_of(tag, np.frombuffer(series[tag], np.float64).reshape(-1, 2)), troubles
+    tag = min(series, key=lambda t: _rank(t, sum(map(len, series[t]))))
+    return curve_of(tag, [np.array(points).reshape(-1, 2) for points in series[tag]]), troubles
 
 
 def first_line(error: Exception) -> str:
@@ -135,21 +140,26 @@ def _number(value) -> Optional[float]:
     return float(found.item()) if found.size == 1 else None
 
 
-def curve_of(tag: str, points: np.ndarray) -> Curve:
-    """The curve of points [n, 2], each a step and a loss; about `_MOST_POINTS` of them are kept.
+def curve_of(tag: str, files_of_points: Sequence[np.ndarray]) -> Curve:
+    """The curve of points [n, 2] of each event file, each a step and a loss.
+
+    About `_MOST_POINTS` of them are kept.
 
     A step number below the previous one begins a new segment. An equal number does not: two event
     files may have the same step, and a held step is repeated with the next batch.
     """
+    points = np.concatenate(files_of_points)
     good = points[np.isfinite(points).all(axis=1)]
     back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1
     segments = [s for s in np.split(good, back) if len(s)]
+    begins = {s[0, 0] for s in [*segments[1:], *files_of_points[1:]]}
     if len(segments) > _MOST_SEGMENTS:
         least = sorted(map(len, segments))[-_MOST_SEGMENTS]
         segments = [s for s in segments if len(s) >= least][:_MOST_SEGMENTS]
     total = sum(map(len, segments))
     segments = [_thin_out(s, max(4, _MOST_POINTS * len(s) // total)) for s in segments]
-    return Curve(tag, segments, len(points), len(points) - len(good))
+    begins = sorted(begins)[:_MOST_SEGMENTS]
+    return Curve(tag, segments, len(points), len(points) - len(good), begins)
 
 
 def _thin_out(points: np.ndarray, most: int) -> np.ndarray:

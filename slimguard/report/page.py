@@ -43,7 +43,7 @@ charts, no_charts = _imported()
 
 
 class Drawing(NamedTuple):
-    """A drawn chart, with the heading above it and the caption below."""
+    """A drawn chart, with the heading or the name of an array above it, and the caption below."""
 
     heading: str
     code: str
@@ -72,7 +72,7 @@ def _drawings(
         drawn = draw(charts.samples_chart(sheet), '%s-batch%d' % (it.opened.name, number))
         shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
         code = '%s, %s, %s' % (sheet.name, sheet.dtype, shape)
-        yield Drawing('The batch', code, drawn, samples.caption(sheet))
+        yield Drawing('', code, drawn, samples.caption(sheet))
 
 
 # The page.
@@ -129,7 +129,7 @@ def _rows(incidents: List[IncidentView]) -> List[List[IncidentView]]:
     """
 
     def alike(it: IncidentView) -> Any:
-        return it.number if it.opened else (kind_of(it), it.done, it.notes)
+        return it.number if it.opened else (kind_of(it), it.done, it.notes, it.start)
 
     return [list(row) for _, row in itertools.groupby(incidents, alike)]
 
@@ -192,7 +192,8 @@ def picture(data: ReportData) -> bytes:
         whole = [it.headline] * (it.headline != kind.headline)
         parts.append(_text([it.heading, *whole, to_do, it.more, *facts]))
         for drawing in _drawings(it, lambda chart, name: charts.pixels(chart)):
-            parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]
+            heading = drawing.heading or 'The batch'
+            parts += [_text([heading], size=14), drawing.drawn, _text([drawing.caption])]
     file = io.BytesIO()
     shown = np.concatenate(parts)
     framed = np.empty([len(shown) + 2 * _MARGIN, shown.shape[1] + 2 * _MARGIN, 4], np.uint8)

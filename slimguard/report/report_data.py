@@ -14,7 +14,13 @@ import slimguard
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.incident_groups import NOT_EXAMINED, by_kind, not_examined, without_rows
+from slimguard.incidents.incident_groups import (
+    NOT_EXAMINED,
+    by_kind,
+    not_examined,
+    starts_of,
+    without_rows,
+)
 from slimguard.report import loss_history
 from slimguard.report.cards import (
     ACTIONS,
@@ -147,9 +153,10 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
         return data._replace(broken='%s incident (slimguard/incidents.jsonl).' % what)
     opened = {it.opened.name: it.opened for it in data.unrecorded if it.opened}
+    starts = starts_of(record.incidents)
     views = [
-        incident_of(it, number, opened.get(bundle_name(it)))
-        for number, it in enumerate(record.incidents, 1)
+        incident_of(it, number, opened.get(bundle_name(it)), start if starts[-1] > 1 else 0)
+        for number, (it, start) in enumerate(zip(record.incidents, starts), 1)
     ]
     named = {bundle_name(it) for it in views}
     others = [it for it in data.unrecorded if it.opened and it.opened.name not in named]
@@ -169,7 +176,16 @@ def told(data: ReportData) -> str:
         return 'No incident is on record.'
     one = len(data.incidents) == 1
     head = 'One incident' if one else '%d incidents' % len(data.incidents)
+    head += _in_starts(data.incidents)
     return '%s: %s.' % (head, _done(data.incidents))
+
+
+def _in_starts(incidents: Sequence[IncidentView]) -> str:
+    """The starts of incidents, in words; '' if the record has only one."""
+    starts = sorted({it.start for it in incidents if it.start})
+    if len(starts) < 2:
+        return ', in start %d' % starts[0] if starts else ''
+    return ', in %d starts of the training' % len(starts)
 
 
 def _done(incidents: Sequence[IncidentView]) -> str:
@@ -239,6 +255,7 @@ def _said(members: List[IncidentView], first: IncidentView, is_end: bool, data: 
         span = ', at steps %d and %d' if len(steps) == 2 else ', at steps %d to %d'
         where = ', at step %d' if len(steps) == 1 else span
         where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
+        where += _in_starts(members)
         # If these are all incidents, the page has their actions above.
         is_all = len(members) == len(data.incidents) and not data.unrecorded
         count = 'Both' if is_all and len(members) == 2 else '%s%d' % ('All ' * is_all, len(members))

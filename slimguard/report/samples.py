@@ -58,7 +58,7 @@ def sheets(
     bad_rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
     most: int = 16,
 ) -> List[Sheet]:
-    """The arrays that look like images.
+    """The arrays that look like images: first those with a bad sample.
 
     Args:
       values: arrays by Tensor names.
@@ -67,7 +67,9 @@ def sheets(
         samples before others.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
-    views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
+    views = [(name, images) for name, images in views if images is not None]
+    views.sort(key=lambda view: not bad_rows.get(view[0]) and is_finite(values[view[0]]))
+    views = views[:_MOST_SHEETS]
     fitting = max(1, most // max(1, len(views)))
     return [
         _sheet(name, values[name], images, set(bad_rows.get(name, ())), fitting)

@@ -8,6 +8,7 @@ import fnmatch
 import math
 import os
 import re
+import shlex
 import tempfile
 from typing import Iterable, List, Optional, Sequence
 
@@ -123,7 +124,8 @@ def what_is_missing(logdir: str) -> Optional[str]:
     below = _below(logdir, names)
     cure = 'Give the folder that holds these; ' + NAMED_BY
     if below:
-        cure = 'Give one of the folders in it: ' + texts.listed(below, _MOST_NAMES)
+        given = [shlex.quote(os.path.join(logdir, name)) for name in below]
+        cure = 'Give one of the folders in it: ' + texts.listed(given, _MOST_NAMES)
     return (
         '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
         'incidents. %s' % (logdir, cure)
@@ -134,7 +136,8 @@ def _said_of_bundle(folder: str) -> Optional[str]:
     """A sentence that says that a folder is a bundle; None if it is none."""
     parent = os.path.dirname(folder.rstrip('/'))
     if os.path.basename(parent) == _FOLDER and files.is_file(folder + '/' + BUNDLE):
-        return '%s is a bundle, and no logdir: give %s' % (folder, os.path.dirname(parent))
+        logdir = shlex.quote(os.path.dirname(parent))
+        return '%s is a bundle, and no logdir: give %s' % (folder, logdir)
     return None
 
 

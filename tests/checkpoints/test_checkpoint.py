@@ -151,7 +151,7 @@ class TestCommand:
         assert lines[1].endswith('  finite')
         assert lines[2].endswith('  not finite: w')
         assert '  truncated: ' in lines[3]
-        assert lines[4] == 'slimguard.train resumes from %s, which is finite' % paths[0]
+        assert lines[4] == 'a guarded restart resumes from %s, which is finite' % paths[0]
         assert lines[5].startswith(
             'plain TensorFlow goes by its state file: it names %s, which is truncated: ' % paths[-1]
         )

@@ -1,6 +1,7 @@
 """The replay: the failure comes back out of its bundle, elsewhere, and nothing else is needed."""
 
 import os
+import shlex
 import shutil
 
 import numpy as np
@@ -211,25 +212,31 @@ def read_of(graph, name):
 # The arguments of the command, and its results.
 
 
-def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, capsys):
+def test_of_a_log_directory_the_newest_bundle_is_run_and_all_are_listed(tmp_path, capsys):
     failed = zoo.failed('log_of_zero')
-    made = [write(failed, tmp_path, step=step) for step in (30, 4)]
-    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
-        assert replay.main(folder) == 2
-        said = capsys.readouterr()
-        found = [line.split('  ') for line in said.out.splitlines()]
-        assert [path for path, _ in found] == made
-        assert all(cause.startswith('not finite: ') for _, cause in found)
-        assert said.err.endswith('run the newest again: python -m slimguard replay %s\n' % made[-1])
-    replay.main(folder, without=3)
-    assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[-1])
+    logdir = tmp_path / 'my logs'
+    assert replay.main(write(failed, logdir, step=30)) == replay.main(logdir)
+    one, same = capsys.readouterr().out.split('made with')[:2]
+    assert one.count('step-30') == same.count('step-30') == 1  # a single bundle is not listed
+    made = [str(logdir / 'slimguard' / 'step-30'), write(failed, logdir, step=4)]
+    shutil.copytree(str(logdir / 'slimguard'), str(tmp_path / 'copied'))
+    for folder in (str(logdir), logdir, os.fsencode(str(logdir))):
+        assert replay.main(folder, without=1) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[0].startswith('2 bundles; ')
+        assert [line.split('  ')[0] for line in said[1:3]] == [shlex.quote(path) for path in made]
+        assert all('  not finite: ' in line for line in said[1:3])
+        assert said[4].startswith(made[-1] + ', made with TensorFlow')
+        assert said[-1].startswith('Without row 1 ')
+    assert replay.main(tmp_path / 'copied') == 0
+    assert 'copied/step-4, made with TensorFlow' in capsys.readouterr().out
 
 
 def test_a_folder_that_is_neither_is_told_what_was_looked_for(tmp_path, capsys):
     for folder in (tmp_path, tmp_path / 'nothing'):
         assert replay.main(str(folder)) == 2
         said = capsys.readouterr()
-        assert 'neither a bundle (a folder with incident.json) nor a log directory' in said.err
+        assert 'it is no bundle (a folder with incident.json), and there is none in it' in said.err
         assert str(folder / 'slimguard' / 'step-...') in said.err
         assert said.out == ''
     assert os.listdir(str(tmp_path)) == []

@@ -312,3 +312,16 @@ def test_the_facts_are_the_lines_of_the_diagnosis():
         ('Where', '', '-inf at [2] and 3 more', ''),
         ('Note', '', 'not all of it was examined: why', ''),
     ]
+
+
+def test_the_starts_of_a_logdir_are_told_apart(tmp_path):
+    said = [(4, 'w0', 1.0), (2, 'w1', 1.5), (3, 'w0', 2.0), (3, 'w0', 2.0)]
+    record(tmp_path, *(line(step=s, worker=w, started=start) for s, w, start in said[:2]))
+    assert ' starts of' not in see(tmp_path).text  # two workers of one start
+    record(tmp_path, *(line(step=s, worker=w, started=start) for s, w, start in said))
+    seen = see(tmp_path)
+    assert '4 incidents, in 2 starts of the training' in seen.text
+    assert 'at steps 2 to 4, in 2 starts of the training' in seen.text
+    assert 'Incident 1, step 4, start 1' in seen.text
+    classes = [it.get('class') or it['id'] for it in seen.of('tr') if it]
+    assert classes == ['start', 'row-1', 'start', 'row-3']

@@ -83,7 +83,7 @@ def test_thousands_of_incidents_are_few_marks_and_the_caption_says_so():
 def test_of_two_trainings_the_last_is_dark_and_the_caption_says_so():
     points = np.array([[0.0, 3.0], [1.0, 2.0]])
     chart = charts.loss_chart(Curve('loss', [points, points / 2], 4, 0), [], {})
-    assert 'a new line begins, at the step to which' in chart.said
+    assert 'Where the step went back, a new curve begins.' in chart.said
     with charts._style():
         lines = chart.draw(charts.WIDE).axes[0].lines
     assert [line.get_alpha() for line in lines[::2]] == [0.4, 1]
@@ -229,3 +229,14 @@ def test_a_bad_sample_is_framed_and_a_bad_pixel_too_small_to_be_seen_has_a_ring(
         assert len(list(root.iter('image'))) == 4
         assert [it.text for it in root.iter('text')].count('1 not finite') == 1
         assert sum('var(--ring)' in it.attrib.get('style', '') for it in root.iter()) == rings // 4
+
+
+def test_a_step_that_goes_back_is_marked():
+    steps = steps_of(np.ones([6, 2]), step=[1, 2, 3, 2, 3, 4])
+    (root, _) = drawn(charts.last_steps_chart(steps))
+    assert 'the step went back' in ''.join(root.itertext())
+    (root, _) = drawn(charts.last_steps_chart(steps_of(np.ones([6, 2]))))
+    assert 'the step went back' not in ''.join(root.itertext())
+    points = np.array([[0.0, 3.0], [1.0, 2.0]])
+    chart = charts.loss_chart(Curve('loss', [points], 2, 0, [1.0]), [], {})
+    assert 'A dotted line: ' in chart.said

@@ -121,7 +121,7 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     # A held step whose number comes again is no rollback.
     skipped = [0, 1, 0, 1, 0, 0]
     begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])
-    assert begin.column == 1 and begin.said.startswith('At step 1 (4 steps before the last): ')
+    assert begin.column == 1 and begin.said.startswith('At step 1: ')
 
 
 def test_a_norm_of_zero_is_the_lowest_unless_most_are():

@@ -64,6 +64,7 @@ def test_a_rollback_and_a_restart_begin_new_segments(tmp_path):
     write(tmp_path, [(3, 1.4), (4, 1.3)], suffix='.2')
     found = read(tmp_path)
     assert [s[:, 0].tolist() for s in found.segments] == [[1, 2, 3], [2, 3, 3, 4]]
+    assert found.begins == [2, 3]  # marked in the chart
 
 
 def test_what_is_not_finite_is_counted_and_left_out(tmp_path):
@@ -118,5 +119,5 @@ def test_a_long_curve_keeps_its_peaks(tmp_path):
 
 def test_a_loss_that_jumps_back_all_the_time_stays_small():
     points = np.stack([np.tile([2.0, 1.0], 50000), np.arange(100000.0)], axis=1)
-    found = loss_history.curve_of('loss', points)
+    found = loss_history.curve_of('loss', [points])
     assert len(found.segments) == 100

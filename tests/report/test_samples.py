@@ -138,3 +138,10 @@ def test_one_wild_sample_leaves_the_others_visible():
     value[2] = 1e25
     (sheet,) = samples.sheets({'x:0': value})
     assert (sheet.black, sheet.white) == (0.0, 1.0)
+
+
+def test_the_array_at_fault_comes_before_innocent_ones():
+    good, bad = np.zeros([2, 8, 8, 1]), np.zeros([2, 8, 8, 1])
+    bad[1, 2, 2] = np.nan
+    assert [it.name for it in samples.sheets({'a': good, 'b': bad})] == ['b', 'a']
+    assert [it.name for it in samples.sheets({'a': good, 'b': good}, {'b': [0]})] == ['b', 'a']

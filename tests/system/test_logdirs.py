@@ -35,13 +35,15 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
             logdirs.require_logdir(folder)
         what = 'it holds no checkpoint, no summaries and no record of incidents. Give the folder '
         assert str(caught.value).startswith('%s is no logdir of a training: %s' % (folder, what))
-    folder = make(tmp_path / 'runs', 'run-1/checkpoint', 'run-2/checkpoint', 'other/train.py')
-    with pytest.raises(logdirs.LogdirError, match='Give one of the folders in it: run-1, run-2$'):
+    folder = make(tmp_path / 'runs', 'run 1/checkpoint', 'run-2/checkpoint', 'other/train.py')
+    with pytest.raises(logdirs.LogdirError) as caught:
         logdirs.require_logdir(folder)
+    told = "Give one of the folders in it: '%s/run 1', %s/run-2" % (folder, folder)
+    assert str(caught.value).endswith(told)
     (folder / 'slimguard-logs' / 't-1' / 'slimguard').mkdir(parents=True)
     (folder / 'slimguard-logs' / 't-1' / 'slimguard' / 'incidents.jsonl').touch()
     said = logdirs.what_is_missing(str(folder))
-    assert said.endswith('the folders in it: slimguard-logs/t-1, run-1, run-2')
+    assert "the folders in it: %s/slimguard-logs/t-1, '%s/run 1', " % (folder, folder) in said
 
 
 def test_our_folder_in_a_logdir_stands_for_it_and_of_a_bundle_the_error_names_it(tmp_path):

@@ -25,6 +25,7 @@ from slimguard.diagnosis.bundle.reading import (
     is_bundle,
     kind_in,
     paths,
+    paths_in,
     read,
     read_json,
 )
@@ -37,6 +38,7 @@ __all__ = [
     'is_bundle',
     'kind_in',
     'paths',
+    'paths_in',
     'read',
     'read_json',
     'write',

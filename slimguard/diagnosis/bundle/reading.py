@@ -53,7 +53,11 @@ def paths(logdir: files.Path) -> List[str]:
 
     A bundle without a time counts as the oldest. File times are not used: copying changes them.
     """
-    parent = folder(logdir)
+    return paths_in(folder(logdir))
+
+
+def paths_in(parent: str) -> List[str]:
+    """As `paths`, for the folder that holds the bundles."""
     bundles = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
     # A symbolic link is left out: old bundles are removed, and the link's target is not ours.
     bundles = [path for path in bundles if not os.path.islink(path) and is_bundle(path)]

@@ -1,41 +1,32 @@
 """Advice after an incident, for the error, the record and the page. Imports no TensorFlow."""
 
-import shlex
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
+from slimguard.incidents.incident import Incident
 from slimguard.system import texts
 
 # How a diagnosis says that the training exploded, so that the overflowing op is not at fault.
 LARGE_WEIGHTS = 'The weights are as large as'
-_OF_A_JUMP = 'Keep the learning rate as it was, or let it grow in small steps.'
-FOR_A_JUMP = (
-    _OF_A_JUMP + ' spike=True holds such a step before it is written, and rollback goes back to '
-    'the weights before it.'
-)
-FOR_GROWTH = (
-    'Train with a smaller learning rate, or clip the gradients. If one step made the loss grow, '
-    'look at the batch of that step. spike=True holds a step whose loss or gradient jumps, and '
-    'rollback goes back to the weights before it.'
-)
-_OF_A_LIMIT = (
-    'Look at the batch of this step. If its loss is as it should be, raise the limit; else train '
-    'with a smaller learning rate, or clip the gradients.'
-)
-# What is left of a cure beside the advice of an incident, which has the rest.
-_BESIDE_ADVICE = {
-    FOR_A_JUMP: _OF_A_JUMP,
-    FOR_GROWTH: '',
-    _OF_A_LIMIT: _OF_A_LIMIT.partition('; else')[0] + '.',
+# The cures for steps that are too large, and what else may help if the incident has no advice.
+_FOR_A_JUMP = 'Keep the learning rate as it was, or let it grow in small steps.'
+_FOR_GROWTH = 'If one step made the loss grow, look at the batch of that step.'
+_FOR_A_LIMIT = 'Look at the batch of this step. If its loss is as it should be, raise the limit.'
+_SLOWER = 'Else train with a smaller learning rate, or clip the gradients.'
+_HOLDS = 'spike=True holds a step whose loss or gradient norm jumps, before it is written.'
+_GOES_BACK = "on_nan='rollback' goes back to earlier weights."
+_MORE = {
+    _FOR_A_JUMP: (_HOLDS, _GOES_BACK),
+    _FOR_GROWTH: (_SLOWER, _HOLDS, _GOES_BACK),
+    _FOR_A_LIMIT: (_SLOWER,),
 }
-FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
 _KEEP_ABOVE_0 = 'Keep the input above 0: tf.%s(tf.maximum(x, 1e-7)%s).'
 _PUT_A_NUMBER = 'Put a large finite number, such as 1e9, in place of the Inf.'
 # The cures, by words of a diagnosis; the first match counts.
 BY_CAUSE = {
-    'the learning rate went from': FOR_A_JUMP,
-    'the loss went from': FOR_GROWTH,
-    'the gradient norm went from': FOR_GROWTH,
-    LARGE_WEIGHTS: FOR_GROWTH,
+    'the learning rate went from': _FOR_A_JUMP,
+    'the loss went from': _FOR_GROWTH,
+    'the gradient norm went from': _FOR_GROWTH,
+    LARGE_WEIGHTS: _FOR_GROWTH,
     'bad data: ': 'Find the rows in your data: np.argwhere(~np.isfinite(data)). Drop them, in '
     'tf.data by dataset.filter(lambda x: tf.reduce_all(tf.math.is_finite(x))), or train on the '
     'good values: tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)).',
@@ -78,7 +69,7 @@ BY_CAUSE = {
     'overflow of ': 'Look at the inputs of this op. If they are as large as they should be, scale '
     'them down, or compute with a wider dtype.',
     ' returned ': 'Look at the function, or at the other process, that returned it.',
-    'and everything is finite': _OF_A_LIMIT,
+    'and everything is finite': _FOR_A_LIMIT,
 }
 # The cures for all other causes, by the phase of the diagnosis.
 BY_PHASE = {
@@ -105,14 +96,18 @@ def for_cause(cause: str, is_advised: bool = False) -> str:
     return next((cure for words, cure in cures.items() if words in cause), '')
 
 
-def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
-    """The lines of an error on what may help: the cure for its cause, and the incident's advice."""
-    cure = for_cause(cause, bool(advised))
-    cure = _BESIDE_ADVICE.get(cure, cure) if advised else cure
-    return list(filter(None, [cure and 'what to do: ' + cure, advised]))
+def what_to_do(incident: Incident) -> str:
+    """Sentences on what may help: the cure for the cause, and what policies can do; '' if none."""
+    cure = for_cause(incident.cause, bool(incident.advice))
+    more = (incident.advice,) if incident.advice else _MORE.get(cure, ())
+    is_held, is_back = is_spike(incident.reason), incident.action == 'rollback'
+    left_out = (_HOLDS if is_held else None, _GOES_BACK if is_back else None)
+    return ' '.join(each for each in (cure, *more) if each and each not in left_out)
 
 
-_REPLAY = '; python -m slimguard replay'
+def is_spike(reason: str) -> bool:
+    """Whether the reason of an incident says that the step was held as a spike."""
+    return 'times the median' in reason
 
 
 def for_an_explosion(factor: Optional[float], reason: str = '', is_known: bool = False) -> str:
@@ -130,14 +125,14 @@ def for_an_explosion(factor: Optional[float], reason: str = '', is_known: bool =
         smaller += ', by a smaller factor than %g' % factor
     hold = 'hold what jumps before it is written (spike=True, or --spike=default), '
     return (
-        '%sgo back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
-        'train with a smaller learning rate from the start, or clip the gradients'
+        '%so back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
+        'train with a smaller learning rate from the start, or clip the gradients.'
         % (
-            '' if is_known else 'if this training explodes, ',
+            'G' if is_known else 'If this training explodes, g',
             smaller,
             policy,
             policy,
-            '' if 'times the median' in reason else hold,
+            '' if is_spike(reason) else hold,
         )
     )
 
@@ -149,14 +144,14 @@ def for_lost_state(rolls_back: bool) -> str:
       rolls_back: whether a policy in use rolls back.
     """
     told = (
-        'the write that made it so was not guarded, and its line is not known: a load or an '
+        'The write that made it so was not guarded, and its line is not known: a load or an '
         'assign, an update that was run alone or beside the train op, or a restore. To guard an '
         'update, make it part of the train op: slimguard.guard(tf.group(train_op, update)). After '
         'a restore, "python -m slimguard checkpoints LOGDIR" names the bad variables of each '
-        'checkpoint'
+        'checkpoint.'
     )
     if not rolls_back:
-        told += ". on_nan='rollback' goes back to a state before it, if there is one"
+        told += " on_nan='rollback' goes back to a state before it, if there is one."
     return told
 
 
@@ -168,28 +163,8 @@ def for_a_refused_save(unguarded: Sequence[str]) -> str:
     """
     return (
         'No guarded train op writes %s: guard what does, set it to a finite number, or leave it '
-        'out of the saver' % texts.listed(unguarded, 5)
+        'out of the saver.' % texts.listed(unguarded, 5)
     )
-
-
-def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str:
-    """Advice for a step whose drawn values were not finite.
-
-    Args:
-      rows: the bad rows of the batch; empty if the values have no rows.
-      bundle: the folder to run the step again from, or None.
-      skips: whether a policy in use skips.
-    """
-    told = 'the data are bad, and not the weights' + _skip_it(skips)
-    if bundle is not None and len(rows) == 1:
-        told += _REPLAY + ' --without %d %s says whether the rest of it is clean'
-        told %= (rows[0], shlex.quote(bundle))
-    return told
-
-
-def without_bundle(told: str) -> str:
-    """Removes the part about the bundle from advice, for a bundle that was removed or moved."""
-    return told.partition(_REPLAY)[0]
 
 
 def for_a_bad_batch(skips: bool) -> str:
@@ -198,8 +173,6 @@ def for_a_bad_batch(skips: bool) -> str:
     Args:
       skips: whether a policy in use skips.
     """
-    return 'the cause is in the batch, so going back does not help' + _skip_it(skips)
-
-
-def _skip_it(skips: bool) -> str:
-    return '' if skips else ": on_nan='skip', or --on_nan=skip, leaves out such a batch"
+    told = 'The cause is in the batch, and not in the weights: a rollback does not help'
+    skip = "; on_nan='skip', or --on_nan=skip, leaves out such a batch"
+    return told + ('' if skips else skip) + '.'

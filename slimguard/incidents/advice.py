@@ -35,7 +35,10 @@ BY_CAUSE = {
     'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: for a cross '
     'entropy take tf.nn.sigmoid_cross_entropy_with_logits, and give it the input of the Sigmoid.',
     'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
-    'rsqrt of 0': _KEEP_ABOVE_0 % ('math.rsqrt', '') + ' Count steps from 1.',
+    'beta1 is 1 in ': 'Pass the optimizer a smaller beta1, such as 0.9.',
+    'but its square is not': 'Clip the numbers of the gradient: tf.clip_by_value(g, -1e3, 1e3). A '
+    'norm of the gradients squares them, too, and would overflow.',
+    'rsqrt of 0': _KEEP_ABOVE_0 % ('math.rsqrt', '') + ' If x counts steps, count from 1.',
     'rsqrt of a negative number': _KEEP_ABOVE_0 % ('math.rsqrt', ''),
     'gradient of sqrt at 0': 'Add a small number below the root, as the slope is infinite at 0: '
     'tf.sqrt(x + 1e-12). A norm is tf.sqrt(tf.reduce_sum(tf.square(x), axis=1) + 1e-12).',
@@ -47,7 +50,7 @@ BY_CAUSE = {
     'log1p ': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
     '0 to a negative power': _KEEP_ABOVE_0 % ('pow', ', y'),
     'gradient of pow at 0': _KEEP_ABOVE_0 % ('pow', ', y'),
-    'a broken exponent': _KEEP_ABOVE_0 % ('pow', ', y'),
+    'a fractional exponent': _KEEP_ABOVE_0 % ('pow', ', y'),
     'division by 0': 'Divide with tf.math.divide_no_nan(x, y), which is 0 where y is 0.',
     'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
     'a class whose logit is -Inf': 'The mask hides the class of the label: look at both. With a '
@@ -66,9 +69,13 @@ BY_CAUSE = {
     'smallest of an empty tensor': 'Look at the ops that select its elements: they left none.',
     'not finite: it was given as': 'Look at the code that computes this value.',
     'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
+    'division by as little as': 'Keep the divisor away from 0: tf.maximum(y, 1e-7), if it is never '
+    'negative.',
     'overflow of ': 'Look at the inputs of this op. If they are as large as they should be, scale '
     'them down, or compute with a wider dtype.',
     ' returned ': 'Look at the function, or at the other process, that returned it.',
+    'cannot be looked into': 'Look inside it for an op that can make NaN or Inf, such as a '
+    'division, a root or a logarithm.',
     'and everything is finite': _FOR_A_LIMIT,
 }
 # The cures for all other causes, by the phase of the diagnosis.
@@ -100,9 +107,18 @@ def what_to_do(incident: Incident) -> str:
     """Sentences on what may help: the cure for the cause, and what policies can do; '' if none."""
     cure = for_cause(incident.cause, bool(incident.advice))
     more = (incident.advice,) if incident.advice else _MORE.get(cure, ())
+    if cure in (_FOR_A_JUMP, _FOR_GROWTH):
+        more = (_cure_of_the_op(incident), *more)
     is_held, is_back = is_spike(incident.reason), incident.action == 'rollback'
     left_out = (_HOLDS if is_held else None, _GOES_BACK if is_back else None)
     return ' '.join(each for each in (cure, *more) if each and each not in left_out)
+
+
+def _cure_of_the_op(incident: Incident) -> str:
+    """After an explosion: the cure for the op, unless it overflowed, as the explosion makes it."""
+    of_op = (incident.diagnosis or '').partition('\n')[2].partition('\n')[0]
+    cure = '' if 'overflow' in of_op else for_cause(of_op, is_advised=True)
+    return '' if cure in _MORE else cure
 
 
 def is_spike(reason: str) -> bool:

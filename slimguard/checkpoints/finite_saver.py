@@ -385,7 +385,7 @@ def _refused(refusal: NotGood, save_path: str, newest: Optional[str], graph: tf.
         refusal.path,
         'not finite: ' + texts.listed(names, 5) if names else refusal,
         'None was saved before' if newest is None else 'The newest is still ' + newest,
-        '' if what_helps is None else ' %s.' % what_helps,
+        '' if what_helps is None else ' ' + what_helps,
     )
     return incident
 

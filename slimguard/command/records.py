@@ -65,7 +65,7 @@ def _group_document(group: Group) -> Dict[str, Any]:
         'last_step': group.last_step,
         'actions': group.actions,
         'not_examined': group.not_examined,
-        'what_to_do': advice.what_to_do(group.first.cause, group.first.advice),
+        'what_to_do': advice.what_to_do(group.first),
     }
 
 
@@ -118,7 +118,8 @@ def _lines_of(group: Group) -> List[str]:
     known += [] if first.learning_rate is None else ['learning rate x%g' % first.learning_rate]
     one = group.count == 1
     told.append('  %s%s' % ('' if one else 'the first: ', ', '.join(filter(None, known))))
-    told += ['  ' + line for line in advice.what_to_do(first.cause, first.advice)]
+    to_do = advice.what_to_do(first)
+    told += ['  what to do: ' + to_do] if to_do else []
     if group.bundle is not None:
         told.append('  ' + replay_hint(group.bundle))
     return told

@@ -356,7 +356,7 @@ _RULES = [
     _rule(
         'Pow',
         lambda x, y: (x < 0) & (y != np.floor(y)),
-        'pow of a negative number with a broken exponent',
+        'pow of a negative number with a fractional exponent',
     ),
     # Pairs of inputs that give NaN because of an Inf, such as a mask's.
     _rule('Mul', _times_inf, '0 times Inf'),

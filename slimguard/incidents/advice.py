@@ -1,41 +1,32 @@
 """Advice after an incident, for the error, the record and the page. Imports no TensorFlow."""
 
-import shlex
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
+from slimguard.incidents.incident import Incident
 from slimguard.system import texts
 
 # How a diagnosis says that the training exploded, so that the overflowing op is not at fault.
 LARGE_WEIGHTS = 'The weights are as large as'
-_OF_A_JUMP = 'Keep the learning rate as it was, or let it grow in small steps.'
-FOR_A_JUMP = (
-    _OF_A_JUMP + ' spike=True holds such a step before it is written, and rollback goes back to '
-    'the weights before it.'
-)
-FOR_GROWTH = (
-    'Train with a smaller learning rate, or clip the gradients. If one step made the loss grow, '
-    'look at the batch of that step. spike=True holds a step whose loss or gradient jumps, and '
-    'rollback goes back to the weights before it.'
-)
-_OF_A_LIMIT = (
-    'Look at the batch of this step. If its loss is as it should be, raise the limit; else train '
-    'with a smaller learning rate, or clip the gradients.'
-)
-# What is left of a cure beside the advice of an incident, which has the rest.
-_BESIDE_ADVICE = {
-    FOR_A_JUMP: _OF_A_JUMP,
-    FOR_GROWTH: '',
-    _OF_A_LIMIT: _OF_A_LIMIT.partition('; else')[0] + '.',
+# The cures for steps that are too large, and what else may help if the incident has no advice.
+_FOR_A_JUMP = 'Keep the learning rate as it was, or let it grow in small steps.'
+_FOR_GROWTH = 'If one step made the loss grow, look at the batch of that step.'
+_FOR_A_LIMIT = 'Look at the batch of this step. If its loss is as it should be, raise the limit.'
+_SLOWER = 'Else train with a smaller learning rate, or clip the gradients.'
+_HOLDS = 'spike=True holds a step whose loss or gradient norm jumps, before it is written.'
+_GOES_BACK = "on_nan='rollback' goes back to earlier weights."
+_MORE = {
+    _FOR_A_JUMP: (_HOLDS, _GOES_BACK),
+    _FOR_GROWTH: (_SLOWER, _HOLDS, _GOES_BACK),
+    _FOR_A_LIMIT: (_SLOWER,),
 }
-FOR_EXPLOSIONS = (FOR_A_JUMP, FOR_GROWTH)
 _KEEP_ABOVE_0 = 'Keep the input above 0: tf.%s(tf.maximum(x, 1e-7)%s).'
 _PUT_A_NUMBER = 'Put a large finite number, such as 1e9, in place of the Inf.'
 # The cures, by words of a diagnosis; the first match counts.
 BY_CAUSE = {
-    'the learning rate went from': FOR_A_JUMP,
-    'the loss went from': FOR_GROWTH,
-    'the gradient norm went from': FOR_GROWTH,
-    LARGE_WEIGHTS: FOR_GROWTH,
+    'the learning rate went from': _FOR_A_JUMP,
+    'the loss went from': _FOR_GROWTH,
+    'the gradient norm went from': _FOR_GROWTH,
+    LARGE_WEIGHTS: _FOR_GROWTH,
     'bad data: ': 'Find the rows in your data: np.argwhere(~np.isfinite(data)). Drop them, in '
     'tf.data by dataset.filter(lambda x: tf.reduce_all(tf.math.is_finite(x))), or train on the '
     'good values: tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)).',
@@ -44,7 +35,10 @@ BY_CAUSE = {
     'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: for a cross '
     'entropy take tf.nn.sigmoid_cross_entropy_with_logits, and give it the input of the Sigmoid.',
     'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
-    'rsqrt of 0': _KEEP_ABOVE_0 % ('math.rsqrt', '') + ' Count steps from 1.',
+    'beta1 is 1 in ': 'Pass the optimizer a smaller beta1, such as 0.9.',
+    'but its square is not': 'Clip the numbers of the gradient: tf.clip_by_value(g, -1e3, 1e3). A '
+    'norm of the gradients squares them, too, and would overflow.',
+    'rsqrt of 0': _KEEP_ABOVE_0 % ('math.rsqrt', '') + ' If x counts steps, count from 1.',
     'rsqrt of a negative number': _KEEP_ABOVE_0 % ('math.rsqrt', ''),
     'gradient of sqrt at 0': 'Add a small number below the root, as the slope is infinite at 0: '
     'tf.sqrt(x + 1e-12). A norm is tf.sqrt(tf.reduce_sum(tf.square(x), axis=1) + 1e-12).',
@@ -56,7 +50,7 @@ BY_CAUSE = {
     'log1p ': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
     '0 to a negative power': _KEEP_ABOVE_0 % ('pow', ', y'),
     'gradient of pow at 0': _KEEP_ABOVE_0 % ('pow', ', y'),
-    'a broken exponent': _KEEP_ABOVE_0 % ('pow', ', y'),
+    'a fractional exponent': _KEEP_ABOVE_0 % ('pow', ', y'),
     'division by 0': 'Divide with tf.math.divide_no_nan(x, y), which is 0 where y is 0.',
     'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
     'a class whose logit is -Inf': 'The mask hides the class of the label: look at both. With a '
@@ -75,10 +69,14 @@ BY_CAUSE = {
     'smallest of an empty tensor': 'Look at the ops that select its elements: they left none.',
     'not finite: it was given as': 'Look at the code that computes this value.',
     'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
+    'division by as little as': 'Keep the divisor away from 0: tf.maximum(y, 1e-7), if it is never '
+    'negative.',
     'overflow of ': 'Look at the inputs of this op. If they are as large as they should be, scale '
     'them down, or compute with a wider dtype.',
     ' returned ': 'Look at the function, or at the other process, that returned it.',
-    'and everything is finite': _OF_A_LIMIT,
+    'cannot be looked into': 'Look inside it for an op that can make NaN or Inf, such as a '
+    'division, a root or a logarithm.',
+    'and everything is finite': _FOR_A_LIMIT,
 }
 # The cures for all other causes, by the phase of the diagnosis.
 BY_PHASE = {
@@ -105,14 +103,27 @@ def for_cause(cause: str, is_advised: bool = False) -> str:
     return next((cure for words, cure in cures.items() if words in cause), '')
 
 
-def what_to_do(cause: str, advised: Optional[str]) -> List[str]:
-    """The lines of an error on what may help: the cure for its cause, and the incident's advice."""
-    cure = for_cause(cause, bool(advised))
-    cure = _BESIDE_ADVICE.get(cure, cure) if advised else cure
-    return list(filter(None, [cure and 'what to do: ' + cure, advised]))
+def what_to_do(incident: Incident) -> str:
+    """Sentences on what may help: the cure for the cause, and what policies can do; '' if none."""
+    cure = for_cause(incident.cause, bool(incident.advice))
+    more = (incident.advice,) if incident.advice else _MORE.get(cure, ())
+    if cure in (_FOR_A_JUMP, _FOR_GROWTH):
+        more = (_cure_of_the_op(incident), *more)
+    is_held, is_back = is_spike(incident.reason), incident.action == 'rollback'
+    left_out = (_HOLDS if is_held else None, _GOES_BACK if is_back else None)
+    return ' '.join(each for each in (cure, *more) if each and each not in left_out)
 
 
-_REPLAY = '; python -m slimguard replay'
+def _cure_of_the_op(incident: Incident) -> str:
+    """After an explosion: the cure for the op, unless it overflowed, as the explosion makes it."""
+    of_op = (incident.diagnosis or '').partition('\n')[2].partition('\n')[0]
+    cure = '' if 'overflow' in of_op else for_cause(of_op, is_advised=True)
+    return '' if cure in _MORE else cure
+
+
+def is_spike(reason: str) -> bool:
+    """Whether the reason of an incident says that the step was held as a spike."""
+    return 'times the median' in reason
 
 
 def for_an_explosion(factor: Optional[float], reason: str = '', is_known: bool = False) -> str:
@@ -130,14 +141,14 @@ def for_an_explosion(factor: Optional[float], reason: str = '', is_known: bool =
         smaller += ', by a smaller factor than %g' % factor
     hold = 'hold what jumps before it is written (spike=True, or --spike=default), '
     return (
-        '%sgo back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
-        'train with a smaller learning rate from the start, or clip the gradients'
+        '%so back and go on with %s (on_nan=%r, or --on_nan=%s), %s'
+        'train with a smaller learning rate from the start, or clip the gradients.'
         % (
-            '' if is_known else 'if this training explodes, ',
+            'G' if is_known else 'If this training explodes, g',
             smaller,
             policy,
             policy,
-            '' if 'times the median' in reason else hold,
+            '' if is_spike(reason) else hold,
         )
     )
 
@@ -149,14 +160,14 @@ def for_lost_state(rolls_back: bool) -> str:
       rolls_back: whether a policy in use rolls back.
     """
     told = (
-        'the write that made it so was not guarded, and its line is not known: a load or an '
+        'The write that made it so was not guarded, and its line is not known: a load or an '
         'assign, an update that was run alone or beside the train op, or a restore. To guard an '
         'update, make it part of the train op: slimguard.guard(tf.group(train_op, update)). After '
         'a restore, "python -m slimguard checkpoints LOGDIR" names the bad variables of each '
-        'checkpoint'
+        'checkpoint.'
     )
     if not rolls_back:
-        told += ". on_nan='rollback' goes back to a state before it, if there is one"
+        told += " on_nan='rollback' goes back to a state before it, if there is one."
     return told
 
 
@@ -168,28 +179,8 @@ def for_a_refused_save(unguarded: Sequence[str]) -> str:
     """
     return (
         'No guarded train op writes %s: guard what does, set it to a finite number, or leave it '
-        'out of the saver' % texts.listed(unguarded, 5)
+        'out of the saver.' % texts.listed(unguarded, 5)
     )
-
-
-def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str:
-    """Advice for a step whose drawn values were not finite.
-
-    Args:
-      rows: the bad rows of the batch; empty if the values have no rows.
-      bundle: the folder to run the step again from, or None.
-      skips: whether a policy in use skips.
-    """
-    told = 'the data are bad, and not the weights' + _skip_it(skips)
-    if bundle is not None and len(rows) == 1:
-        told += _REPLAY + ' --without %d %s says whether the rest of it is clean'
-        told %= (rows[0], shlex.quote(bundle))
-    return told
-
-
-def without_bundle(told: str) -> str:
-    """Removes the part about the bundle from advice, for a bundle that was removed or moved."""
-    return told.partition(_REPLAY)[0]
 
 
 def for_a_bad_batch(skips: bool) -> str:
@@ -198,8 +189,6 @@ def for_a_bad_batch(skips: bool) -> str:
     Args:
       skips: whether a policy in use skips.
     """
-    return 'the cause is in the batch, so going back does not help' + _skip_it(skips)
-
-
-def _skip_it(skips: bool) -> str:
-    return '' if skips else ": on_nan='skip', or --on_nan=skip, leaves out such a batch"
+    told = 'The cause is in the batch, and not in the weights: a rollback does not help'
+    skip = "; on_nan='skip', or --on_nan=skip, leaves out such a batch"
+    return told + ('' if skips else skip) + '.'

@@ -1,8 +1,8 @@
 """:class:`IncidentLog`: the log lines of incidents. It also writes the record, by record_file.py.
 
 In the log, the first line of an incident gives its cause and place, the second line the action.
-A later incident with the same cause has one line; so has an incident that raises, since the error
-says the rest. The last line of a training gives the command that shows what happened.
+A third line gives its advice, unless the error that it raises does. A later incident with the same
+cause has one line. The last line of a training gives the command that shows what happened.
 """
 
 import time
@@ -176,21 +176,23 @@ class IncidentLog:
         first = self._kinds.setdefault(kind, self._number)
         # If a cause was logged in full, its symptom was, too.
         self._kinds.setdefault(symptom, first)
-        say = log().warning if incident.action in ('skip', 'interrupted') else log().error
+        is_first = first == self._number
+        say = log().warning if incident.action == 'skip' and not is_first else log().error
         if self._held_back:
             done += ' (%d more not shown)' % self._held_back
             self._held_back = 0
         what, between = cause or incident.reason_in_short.replace(why, ''), '.\n    '
-        if first != self._number or self._is_raised:
+        if not is_first:
             what, between = what.partition('; ')[0], '; '
-        if first != self._number:
             seen, listed, _ = incident.reason.partition(': ')
             if cause is None and listed and len(incident.tensors) > 1:
                 what = '%s: the tensors of incident %d' % (seen, first)
             else:
                 what += ', see incident %d' % first
-        done += '' if self._is_raised else why  # the error's message gives the reason
-        say('incident %d %s: %s%s%s.', self._number, incident.where, what, between, done)
+        done += why + '.'
+        if incident.advice and is_first and not self._is_raised:
+            done += '\n    ' + incident.advice
+        say('incident %d %s: %s%s%s', self._number, incident.where, what, between, done)
 
 
 _CAME = (

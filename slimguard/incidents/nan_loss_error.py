@@ -47,7 +47,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
             cause = self.incident.diagnosis.splitlines()
             lines = ['Bad step %s: %s' % (self.incident.where, cause[0]), *cause[1:]]
             lines.append('%s; %s' % (self.incident.reason, self.incident.update))
-        lines += advice.what_to_do(self.incident.cause, self.incident.advice)
+        to_do = advice.what_to_do(self.incident)
+        lines += ['what to do: ' + to_do] if to_do else []
         if self.logdir is not None and _is_there(path_in(self.logdir)):
             lines.append(report_hint(self.logdir))  # the page also says what to change
         elif self.incident.bundle is not None and _is_there(self.incident.bundle):

@@ -20,7 +20,6 @@ import time
 import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.system import files, logdirs, texts
 from slimguard.system.log import log
@@ -244,8 +243,7 @@ def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[I
                 there.remove(name)
                 incident = dataclasses.replace(incident, bundle=path)
             else:
-                without = incident.advice and advice.without_bundle(incident.advice)
-                incident = dataclasses.replace(incident, bundle=None, advice=without)
+                incident = dataclasses.replace(incident, bundle=None)
         newest_first.append(incident)
     return newest_first[::-1]
 

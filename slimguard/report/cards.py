@@ -147,15 +147,7 @@ class IncidentView(Incident):
     @property
     def to_do(self) -> str:
         """What to do."""
-        cure = advice.for_cause(self.cause + '\n' + self.more, bool(self.advice))
-        if cure in advice.FOR_EXPLOSIONS:
-            if self.action == 'rollback':
-                cure = cure.replace(', and rollback goes back to the weights before it', '')
-            # A step that was held as a spike needs no advice to hold spikes.
-            return cure.partition(' spike=True')[0] if 'times the median' in self.reason else cure
-        # Without the bundle's old path: `commands` has its present path.
-        policy = begun(advice.without_bundle(self.advice or ''))
-        return ' '.join(filter(None, [cure, policy and policy.rstrip('.') + '.']))
+        return advice.what_to_do(self)
 
     @property
     def commands(self) -> List[str]:

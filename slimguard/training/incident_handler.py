@@ -241,6 +241,7 @@ class IncidentHandler:
 
     def _roll_back(self, session, opened: OpenIncident, policy: Rollback) -> Incident:
         """Rolls back; if that is impossible, makes the action 'raise'. Returns the incident."""
+        opened.note(advice=self._advice_on(opened))
         if not self._rollbacks.roll_back(session, opened, policy, self.job):
             opened.spent = ''
             return opened.note(action=Raise.action)
@@ -250,21 +251,20 @@ class IncidentHandler:
         return opened.incident
 
     def _advice_on(self, opened: OpenIncident) -> Optional[str]:
-        """Advice if bad data end the training, or if rollbacks did not help; else None."""
+        """Advice if the policies do not fit the cause, or did not help; else None."""
         incident, policies = opened.incident, self._policies
         asks = incident.state_lost or gates.ABOVE_MAX_LOSS in incident.reason
         asks = asks or IS_RUINED in incident.reason
         skips, rolls_back = policies.may(Skip), policies.may(Rollback)
         diagnosis, kind = opened.found.diagnosis, opened.found.kind
         phase = Phase.UNKNOWN if diagnosis is None else diagnosis.phase
-        if diagnosis is not None and diagnosis.bad_rows is not None:
-            return advice.for_bad_data(diagnosis.bad_rows, incident.bundle, skips)
-        if not (asks or policies.rollbacks or isinstance(opened.policy, Rollback)):
+        is_data = diagnosis is not None and diagnosis.bad_rows is not None
+        if not (asks or is_data or policies.rollbacks or isinstance(opened.policy, Rollback)):
             return None
-        if kind == COMES_AGAIN:
-            return None  # a log line has said what this policy cannot change
         if kind == BATCH:
             return advice.for_a_bad_batch(skips)
+        if kind == COMES_AGAIN or incident.action == Rollback.action:
+            return None  # the reason says what no policy can change
         if incident.state_lost or phase == Phase.VARIABLE:
             return advice.for_lost_state(rolls_back)
         if kind == EXPLOSION or phase == Phase.UNKNOWN or asks:

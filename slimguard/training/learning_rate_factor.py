@@ -7,7 +7,7 @@ checkpoints, which plain slim must be able to read.
 
 import json
 import os
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import tensorflow as tf
 
@@ -19,10 +19,6 @@ from slimguard.system.log import log
 # The most bytes to read from the file; it normally has some forty.
 _MOST_BYTES = 10000
 _ALONE = gates.Ranks()
-
-
-def _at_once(log: Callable[..., Any], *args: Any) -> None:
-    log(*args)
 
 
 class LearningRateFactor:
@@ -67,18 +63,17 @@ class LearningRateFactor:
             raise gates.NoLearningRateError(_NOT_USED % by)
         return min(self._factor, self._rates.get(session)) * by
 
-    def shrink_to(self, session, factor: float, say: Callable[..., Any] = _at_once) -> None:
+    def shrink_to(self, session, factor: float) -> str:
         """Lowers the factor to `factor`, unless it is smaller already; keeps it on disk.
 
-        Args:
-          session: the session.
-          factor: the factor.
-          say: takes a function that logs what went wrong, and calls it now or later.
+        Returns the sentence to log if it could not be kept; else ''.
         """
+        why_not = ''
         if factor < self._factor:
             self._factor = factor
-            self._keep(say)
+            why_not = self._keep()
         self._rates.set(session, self._factor)
+        return why_not
 
     def _catch_up(self) -> None:
         """Uses the factor of the logdir if it is smaller."""
@@ -96,31 +91,30 @@ class LearningRateFactor:
                 _path_in(directory),
             )
         elif self._factor < kept:
-            self._keep()
+            log_error(self._keep())
 
-    def _keep(self, say: Callable[..., Any] = _at_once) -> None:
+    def _keep(self) -> str:
+        """Writes the factor to the logdir; returns what to log if that fails, else ''."""
         directory = self._directory()
         if self._ranks.rank:
-            return
+            return ''
         if directory is None:
-            if not self._is_told:
-                self._is_told = True
-                say(log().warning, _NOT_KEPT)
-            return
+            told, self._is_told = '' if self._is_told else _NOT_KEPT, True
+            return told
         self._kept_in = directory
         path = _path_in(directory)
         try:
             files.make_dirs(os.path.dirname(path))
             files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
         except (OSError, tf.errors.OpError) as error:
-            say(
-                log().error,
-                'the learning rate is x%g from now on, but %s cannot be written: %s. Mend that, or '
-                'lower the rate by hand, before a restart: it would begin with the full rate',
-                self._factor,
-                path,
-                error,
-            )
+            return _NOT_WRITTEN % (self._factor, path, error)
+        return ''
+
+
+def log_error(told: str) -> None:
+    """Logs a sentence as an error; '' is none."""
+    if told:
+        log().error('%s', told)
 
 
 def rate_factor_in(
@@ -187,6 +181,10 @@ def _read(directory: str) -> float:
 _NOT_KEPT = (
     'the learning rate is smaller from now on. No checkpoint is saved yet, so this is kept '
     'nowhere: save one, or a restart begins with the full rate.'
+)
+_NOT_WRITTEN = (
+    'the learning rate is x%g from now on, but %s cannot be written: %s. Mend that, or lower the '
+    'rate by hand, before a restart: it would begin with the full rate.'
 )
 _NOT_USED = (
     'Rollback(learning_rate=%g) cannot make updates smaller: no guarded op here takes a learning '

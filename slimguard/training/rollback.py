@@ -14,7 +14,7 @@ from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
 from slimguard.system.log import log
-from slimguard.training.learning_rate_factor import LearningRateFactor, rate_factor_in
+from slimguard.training.learning_rate_factor import LearningRateFactor, log_error, rate_factor_in
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.step_history import Histories
 from slimguard.training.training import Training
@@ -133,7 +133,7 @@ class Rollbacks:
         with self._restorer.nobody_saves():
             is_back = self._restore(session, opened)
         if is_back and rate_factor is not None and factor is not None:
-            rate_factor.shrink_to(session, factor, opened.log_after)
+            opened.log_after(log_error, rate_factor.shrink_to(session, factor))
             opened.note(learning_rate=factor)
         return is_back
 
@@ -144,6 +144,9 @@ class Rollbacks:
             opened.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
             return False
         opened.note(restored=_name_of(state))
+        incident = opened.incident
+        if incident.step is not None and incident.step == _step_of(state):
+            opened.note_reason(_NOTHING_UNDONE * (incident.held and not incident.state_lost))
         self._put_back(session, state)
         self._leave_behind(session, opened, _step_of(state))
         return True
@@ -231,7 +234,7 @@ class Rollbacks:
         if self._rate_factor is not None:
             self._rate_factor.enter(session)
             if rolled_back_for is not None and rolled_back_for.learning_rate is not None:
-                self._rate_factor.shrink_to(session, rolled_back_for.learning_rate)
+                log_error(self._rate_factor.shrink_to(session, rolled_back_for.learning_rate))
         if saves and rolled_back_for is None and self._restorer is not None:
             self._restorer.save_first(session)
 
@@ -307,6 +310,7 @@ NO_LOGDIR = (
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
 _TOO_NEW = '; %%s is not trusted yet: fewer than %d good steps followed it' % PROBATION
+_NOTHING_UNDONE = '; the restored state is of the same global step, so no update was undone'
 _NO_CHIEF = '; and no chief that runs slimguard was seen: it would restore the checkpoint'
 _PUT_BACK = TAKEN_FOR_RUINED + '%s, so the variables are put back to %s.'
 _LEFT = 'the restored state is saved as the newest checkpoint, %s; a restart begins there.'

@@ -73,7 +73,7 @@ def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, caps
     assert lines[7] == '  what to do: Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).'
     assert lines[8] == '  to run it again: python -m slimguard replay ' + folder
     assert lines[10] == 'once, at global step 40: raise'
-    assert lines[-3] == '  train more slowly'
+    assert lines[-3] == '  what to do: train more slowly'
     assert lines[-1] == 'to see what happened: python -m slimguard report %s' % tmp_path
     assert run('incidents', '--all', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +92,7 @@ def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_no
     tmp_path, capsys
 ):
     there = tmp_path / 'logs' / 'slimguard' / 'step-3'
-    advised = advice.for_bad_data([1], str(there), skips=False)
+    advised = advice.for_a_bad_batch(skips=False)
     gone = incident(2, 'loss 5', bundle=str(there), advice=advised)  # of an earlier run
     record(tmp_path / 'logs', gone, incident(3, bundle=str(there)))
     there.mkdir()
@@ -101,7 +101,7 @@ def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_no
     assert run('incidents', tmp_path / 'moved') == 0
     moved = tmp_path / 'moved' / 'slimguard' / 'step-3'
     said = capsys.readouterr().out
-    assert said.count('replay') == 1 and 'the data are bad' in said
+    assert said.count('replay') == 1 and 'The cause is in the batch' in said
     assert 'python -m slimguard replay %s\n' % shlex.quote(str(moved)) in said
     found = record_file.read_incidents(tmp_path / 'moved')
     assert [each.bundle for each in found] == [None, str(moved)]
@@ -136,7 +136,7 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
         'last_step': 5,
         'actions': {'skip': 2},
         'not_examined': 0,
-        'what_to_do': [],
+        'what_to_do': '',
     }
     assert read['groups'][1]['actions'] == {'': 1}
 

@@ -84,7 +84,7 @@ TABLE = [
     ('rsqrt of a negative number', unary('Rsqrt'), ([-1, 1],), ([0, 1],)),
     ('sqrt of a negative number', unary('Sqrt'), ([-1, 1],), ([0, 1],)),
     ('division by 0, as 0 to a negative power', binary('Pow'), ([0], [-1]), ([-1], [0.5])),
-    ('pow of a negative number with a broken', binary('Pow'), ([-1], [0.5]), ([0], [-1])),
+    ('pow of a negative number with a fractional', binary('Pow'), ([-1], [0.5]), ([0], [-1])),
     ('overflow of pow: its input is as large as 50', binary('Pow'), ([10], [50]), ([0], [-1])),
     ('overflow of exp: its input is as large as 100', unary('Exp'), ([100, 1],), ([80, 1],)),
     ('overflow of exp: its input', unary('Exp'), ([100, 1],), ([INF, 1],)),

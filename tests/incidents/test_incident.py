@@ -41,7 +41,7 @@ def test_the_error_says_where_what_and_whether_anything_was_written():
 def test_the_error_ends_with_a_command_whose_path_is_there(tmp_path):
     logdir, kept = str(tmp_path / 'my logs'), tmp_path / 'my logs' / 'slimguard' / 'step-4'
     error = NanLossError(incident(bundle=str(kept), advice='train more slowly'), logdir)
-    assert str(error).splitlines()[-1] == 'train more slowly'
+    assert str(error).splitlines()[-1] == 'what to do: train more slowly'
     kept.mkdir(parents=True)
     assert str(error).splitlines()[-1] == "to run it again: python -m slimguard replay '%s'" % kept
     IncidentFile(logdir).make()

@@ -321,14 +321,18 @@ class TestLog:
         assert told[1] == 'log of 0, in row 2%s.' % done
         assert told[2:] == ['not finite: loss%s.' % done, 'not finite: loss%s%s.' % (done, why)]
 
-    def test_the_line_before_an_error_leaves_the_rest_to_it(self):
+    @pytest.mark.every_cell
+    @pytest.mark.parametrize('action', ['skip', 'rollback', 'stop', 'raise'])
+    def test_under_each_policy_the_first_line_has_the_cause_and_your_line(self, action):
         record = incident_log.IncidentLog()
         with LogLines() as lines:
-            cause, why = 'log of 0, in row 1; Log; train.py:8', "; 'skip' does not apply, since ..."
-            record.record(incident(action='raise'), cause=cause, why=why)
-        assert lines[0].partition(': ')[2] == (
-            'log of 0, in row 1; update not applied, raising NanLossError.'
-        )
+            cause, why = 'log of 0, in row 1; Log; train.py:8', "; 'x' does not apply, since y"
+            it = dataclasses.replace(incident(action=action), advice='Do this.')
+            record.record(it, cause=cause, why=why)
+        first, second, *advised = lines[0].split('\n    ')
+        assert first.partition(': ')[2] == cause + '.'
+        assert second.startswith('update not applied, ') and second.endswith(why + '.')
+        assert advised == ([] if action == 'raise' else ['Do this.'])  # the error has it
 
     def test_an_incident_that_was_held_back_is_not_referred_to(self):
         now = [0.0]
@@ -343,17 +347,17 @@ class TestLog:
         assert [line.split()[1] for line in told] == ['12', '13', '14']
         assert 'log of 0, see incident 12' in told[1]
 
-    def test_a_skip_is_a_warning_and_what_ends_or_turns_a_training_an_error(self):
+    def test_all_is_an_error_but_a_skip_with_a_cause_seen_before(self):
         class Levels(LogLines):
             def emit(self, record):
                 self.lines.append((record.levelname, record.getMessage()))
 
         record = incident_log.IncidentLog(clock=lambda: 0.0)
         with Levels() as lines:
-            for action in 'skip', 'rollback', 'raise':
+            for action in 'skip', 'skip', 'rollback', 'raise':
                 record.record(incident(action=action))
         levels = [level for level, line in lines if line.startswith('incident ')]
-        assert levels == ['WARNING', 'ERROR', 'ERROR']
+        assert levels == ['ERROR', 'WARNING', 'ERROR', 'ERROR']
 
 
 @pytest.mark.full

@@ -100,6 +100,14 @@ def test_where_none_is_it_is_the_newest():
     assert gone_back_to(rollbacks, 9) == LOGDIR + '/model.ckpt-5'
 
 
+def test_it_is_said_if_no_update_was_undone():
+    rollbacks, _ = rollbacks_of(Listed(5))
+    for step in (5, 9):
+        handled = handled_at(step)
+        rollbacks.roll_back(None, handled, Rollback(), None)
+        assert handled.incident.reason.endswith('so no update was undone') == (step == 5)
+
+
 def test_soon_after_that_it_is_an_older_one_as_far_as_there_are_any():
     restorer = Listed(50, 40, 30)
     rollbacks, snapshots = rollbacks_of(restorer)

@@ -137,7 +137,7 @@ def test_where_a_variable_was_bad_before_no_advice_is_about_explosions():
             for _ in range(2):
                 session.run(train_op, {x: np.ones([8, 4])})
     told = caught.value.incident.advice
-    assert told.startswith('the write that made it so was not guarded') and 'on_nan' not in told
+    assert told.startswith('The write that made it so was not guarded') and 'on_nan' not in told
 
 
 def batch_norm(x):

@@ -143,6 +143,15 @@ def global_step_in(path: str) -> Optional[int]:
         return None
 
 
+def step_of(path: str) -> Optional[int]:
+    """The global step that a checkpoint holds; else the number in its name, or None.
+
+    A script's names may count epochs.
+    """
+    step = global_step_in(path)
+    return step_in_name(path) if step is None else step
+
+
 def read(path: str) -> Inspection:
     """Reads all of a checkpoint and says what is wrong with it, or that it cannot be read."""
     step = step_in_name(path)

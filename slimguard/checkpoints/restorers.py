@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
-from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.variables import all_variables, assign, read_variables
 from slimguard.graph.single_runs import run_once
@@ -203,7 +202,7 @@ def those_in_line(good: Iterable[str]) -> Iterator[str]:
     """Takes good checkpoints, the newest first; yields those that no rollback has abandoned."""
     least: Optional[int] = None
     for path in good:
-        step = step_in_name(path)
+        step = checkpoint_reader.step_of(path)
         if step is None or least is None or step <= least:
             yield path
             least = least if step is None else step

@@ -227,9 +227,10 @@ class IncidentHandler:
         # rolls back, it leaves the newest checkpoint as it is.
         puts_back = incident.action == Stop.action or self._rollbacks.snapshots.is_wanted
         leaves = ends and incident.held and puts_back and self._ruin_at_the_end(opened)
-        self._training.is_put_back = bool(
-            leaves and self._rollbacks.leave_ruin(run_context.session, opened)
-        )
+        known = vars(run_context)  # another hook, or gate, of the same run may have put it back
+        if leaves and not known.get(_PUT_BACK):
+            known[_PUT_BACK] = self._rollbacks.leave_ruin(run_context.session, opened)
+        self._training.is_put_back = bool(leaves and known[_PUT_BACK])
         ends_job = self._ends_job and ends
         if ends_job and self.job is not None:
             self.job.end(incident if incident.action == Raise.action else None)
@@ -398,6 +399,8 @@ _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 # The attribute of a `SessionRunContext` in which `act_on` finds the incident.
 _OPENED = '_slimguard_opened'
+# The attribute that says whether an older state was put back in this run.
+_PUT_BACK = '_slimguard_put_back'
 
 
 def _in_short(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Iterator, List, Optional, Union
 import tensorflow as tf
 
 from slimguard import gate as gates
-from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.checkpoints.checkpoint_reader import step_of
 from slimguard.checkpoints.finite_saver import offer_saver
 from slimguard.checkpoints.restorers import RankRestorer, Restorer
 from slimguard.checkpoints.snapshots import PROBATION, TAKEN_FOR_RUINED, Snapshot, Snapshots
@@ -178,7 +178,7 @@ class Rollbacks:
         good: List[str] = []
         for each in self._restorer.good():
             if not is_soon and _is_trusted(each, step):
-                if good and step_in_name(good[0]) is not None:
+                if good and step_of(good[0]) is not None:
                     opened.note_reason(_TOO_NEW % good[0])
                 return each
             good.append(each)
@@ -194,7 +194,7 @@ class Rollbacks:
         published, restored = self._restorer.published(), opened.incident.restored
         if published is None or published == restored:
             return
-        newest = step_in_name(published)
+        newest = step_of(published)
         if newest is not None and step is not None and newest <= step:
             return
         why: Any = ''
@@ -250,22 +250,22 @@ def _name_of(state: Union[Snapshot, str]) -> str:
 
 
 def _step_of(state: Union[Snapshot, str]) -> Optional[int]:
-    """The global step of a state; None if its name has no step."""
-    return state.step if isinstance(state, Snapshot) else step_in_name(state)
+    """The global step of a state; None if it is not known."""
+    return state.step if isinstance(state, Snapshot) else step_of(state)
 
 
 def _newer_of(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Any:
     """The newer of two states; the checkpoint if a step is not known."""
     if snapshot is None or checkpoint is None:
         return snapshot or checkpoint
-    saved_at = step_in_name(checkpoint)
+    saved_at = step_of(checkpoint)
     is_newer = snapshot.step is not None and saved_at is not None and snapshot.step >= saved_at
     return snapshot if is_newer else checkpoint
 
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
-    """Whether a checkpoint is old enough to be trusted, by the global step in its name."""
-    saved_at = step_in_name(checkpoint)
+    """Whether a checkpoint is old enough to be trusted."""
+    saved_at = step_of(checkpoint)
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 

@@ -11,7 +11,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.checkpoint_reader import global_step_in
 from slimguard.checkpoints.finite_saver import absolute_prefix
 from slimguard.checkpoints.restorers import (
     FIRST,
@@ -19,6 +21,7 @@ from slimguard.checkpoints.restorers import (
     Restorer,
     those_in_line,
 )
+from slimguard.graph.single_runs import run_once
 
 # The state file of `...-last` checkpoints. The script's own state file names only the script's.
 _STATE_FILE = 'checkpoint.slimguard-last'
@@ -109,7 +112,7 @@ class ScriptSaves:
         """Repeats the script's last save with the present state. Returns the checkpoint, or None.
 
         It overwrites nothing, and deletes only what the script's own next save would delete. If the
-        number in the name counts steps, it grows by the steps since the last save. If it counts
+        number in the name is the global step, or counts steps, so does the new one. If it counts
         something else, or there is no number, the checkpoint is called ``...-last``, and the
         script's state file does not name it.
 
@@ -126,7 +129,7 @@ class ScriptSaves:
         self.why_not = Restorer.why_not_saved
         is_known = last.number is None and number is not None  # a variable: it counts by itself
         if last.number is not None and self._counts_steps():
-            number, is_known = last.number + _steps_between(last.steps, self._steps()), True
+            number, is_known = self._number_now(session, last), True
         if is_known:
             return last.saver.save(session, path, number, *args, **kwargs)
         if is_to_be_found:
@@ -140,8 +143,8 @@ class ScriptSaves:
     def _counts_steps(self) -> bool:
         """Whether the number in the names of the script's checkpoints grows with its steps.
 
-        Compares the first save with the restored checkpoint, or with zero steps. The number 0 or 1
-        of a first save after one step may as well count epochs.
+        Compares the last save with the global step in it, with the save or restored checkpoint
+        before, or with zero steps. The number 0 or 1 after one step may as well count epochs.
         """
         *before, last = self._known
         if last.number is None:
@@ -151,7 +154,17 @@ class ScriptSaves:
             if last.number - before[-1].number == between:
                 return True
         total = max(last.steps.values(), default=0)
-        return total != 1 and last.number in (total, total - 1)
+        return total != 1 and last.number in (total, total - 1, global_step_in(last.prefix))
+
+    def _number_now(self, session, last: _Saved) -> int:
+        """The number for the present state, if the number of the last save counts steps."""
+        step = graphs.global_step(session.graph)
+        if step is not None and last.number == global_step_in(last.prefix):
+            now = int(run_once(session, step))
+            if now != last.number:  # else nothing may count this global step
+                return now
+        assert last.number is not None
+        return last.number + _steps_between(last.steps, self._steps())
 
 
 def _steps_between(before: Dict[str, int], after: Dict[str, int]) -> int:

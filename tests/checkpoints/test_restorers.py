@@ -344,7 +344,7 @@ class TestWhatARollbackLeaves:
         assert len(told) == 2 and 'rolled back to' in told[0]
         if counts:
             assert told[1].endswith(
-                'is saved as the newest checkpoint, %s-25; a restart begins there.' % saved
+                'is saved as the newest checkpoint, %s-11; a restart begins there.' % saved
             )
         else:
             assert (

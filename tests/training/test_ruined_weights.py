@@ -90,6 +90,20 @@ def test_at_the_end_of_a_chain_they_give_way_to_what_was_restored(on_nan, tmp_pa
     assert not any('the last finite state' in line for line in lines)
 
 
+def test_two_hooks_keep_them_apart_once(tmp_path):
+    train_op = linear([0.01] * 20 + [1e4])
+    options = dict(on_nan='stop', max_loss=1e3, capture=False)
+    hooks = [slimguard.NanLossHook(train_op, **options) for _ in range(2)]
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=str(tmp_path), hooks=hooks, save_checkpoint_steps=10
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+    assert checkpoint_at(tmp_path) == (20, [])
+    apart = tf1.train.load_checkpoint(str(tmp_path / 'slimguard' / 'ruined.ckpt'))
+    assert abs(apart.get_tensor('w')).max() > 1e3
+
+
 @pytest.mark.parametrize('decay', [1e-3, 0.0])
 def test_after_two_good_steps_no_further_one_is_skipped(decay, tmp_path):
     """With the decay, the weights alone make the loss overflow, whatever the batch."""

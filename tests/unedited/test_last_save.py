@@ -75,6 +75,15 @@ class TestWhatItIsCalled:
         assert script.again() == 'm.ckpt-%d-last' % saved[-1][0]
         assert newest(tmp_path) == newest_before  # the script resumes from it by its number
 
+    def test_the_global_step_counts_itself(self, tmp_path):
+        script = Script(tmp_path)
+        script.session.run(script.step.assign(50))
+        script.steps['train'] = 7
+        script.save(None, 50)
+        script.steps['train'] = 16
+        script.session.run(script.step.assign(41))  # by a rollback
+        assert script.again() == 'm.ckpt-41'
+
     @pytest.mark.parametrize('first', [0, 1])
     def test_a_small_number_may_be_of_a_step_or_of_an_epoch(self, first, tmp_path):
         script = Script(tmp_path)
@@ -142,6 +151,24 @@ def test_a_rollback_takes_no_checkpoint_of_a_part(tmp_path):
 def train(session, train_op, steps):
     for _ in range(steps):
         session.run(train_op)
+
+
+def test_names_of_epochs_are_not_compared_with_steps(tmp_path):
+    with slimguard.instrument(on_nan='rollback', logdir=tmp_path):
+        model = Linear(bad=[45])
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            for epoch in (1, 2):
+                train(session, train_op, 20)
+                saver.save(session, path, global_step=epoch)
+            train(session, train_op, 6)
+            restored = session.run(model.step)
+    assert 20 < restored < 40  # a snapshot, older than the newest checkpoint
+    begins = 'is not saved, so a restart begins at %s-2. ' % path
+    assert [line for line in lines if begins in line and 'do not count steps' in line]
 
 
 @contextlib.contextmanager

@@ -103,12 +103,6 @@ def with_rows(
     return diagnosis._replace(non_finite=bad._replace(rows=[])), ''
 
 
-def has_most_rows_bad(step: Step, value: np.ndarray) -> bool:
-    """Whether more than half of the batch's rows are bad in a value that has a row for each."""
-    of = batch_size(step) or 0
-    return of > 1 and np.shape(value)[:1] == (of,) and bad_shares(value)[0] > 0.5
-
-
 def outlier(measured: MeasuredStep, tensor: tf.Tensor) -> str:
     """Rows of the batch that are far larger than the others, in words; '' if there are none.
 

@@ -14,14 +14,13 @@ from slimguard import graph as graphs
 from slimguard.diagnosis import op_rules
 from slimguard.diagnosis.bad_rows import (
     find_non_finite,
-    has_most_rows_bad,
     outlier,
     rows_in_words,
     with_rows,
 )
 from slimguard.diagnosis.diagnosis import Diagnosis, Input, Phase
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
-from slimguard.diagnosis.measured_step import LARGE_WEIGHT, SAME_NUMBERS, MeasuredStep
+from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.op_rules import Cause
 from slimguard.diagnosis.ranges import NonFinite, Range, measure
 from slimguard.diagnosis.rerun_step import Step
@@ -87,17 +86,12 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     )
     diagnosis, more = with_rows(measured, diagnosis, tensor)
     more = '' if more.replace(', in ', '') in cause.sentence else more
-    is_chance = cause.is_known and not cause.is_overflow
-    far = '' if is_chance or measured.has_exploded else outlier(measured, tensor)
-    kind = _kind(measured, tensor, cause, far)
-    if kind == policies.BATCH and cause.at is not None:
-        at_fault = _kind(measured, inputs[cause.at], cause)
-        kind = policies.STATE if at_fault == policies.STATE else kind
-    if kind == policies.BATCH and is_chance and has_most_rows_bad(step, output):
-        kind = ''  # the model may be at fault as well, or weights that are ruined
+    is_explained = cause.is_known and not cause.is_overflow
+    far = '' if is_explained or measured.has_exploded else outlier(measured, tensor)
+    guilty = tensor if cause.at is None else inputs[cause.at]
+    kind = _kind(measured, guilty, cause, far)
     if kind != policies.EXPLOSION:
-        made_of = measured.made_of(tensor if cause.at is None else inputs[cause.at])
-        diagnosis = diagnosis._replace(drawn=made_of.drawn)
+        diagnosis = diagnosis._replace(drawn=measured.made_of(guilty).drawn)
     more += far or (measured.large_weights() if cause.is_overflow else '')
     more += _of_probabilities(measured, op if op.type == 'Log' else forward)
     if kind == policies.COMES_AGAIN:
@@ -154,11 +148,15 @@ def _of_probabilities(measured: MeasuredStep, log: Optional[tf.Operation]) -> st
 
 
 def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = '') -> str:
-    """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs.
+    """The kind of a cause, for policies: what `tensor` is computed from decides.
+
+    Where both the batch and the weights take part, neither is blamed: only the next batches show
+    whether the weights still work.
 
     Args:
       measured: the step.
-      tensor: the tensor.
+      tensor: the input at fault if the cause names one; else the tensor that an op made non-finite
+        from finite inputs.
       cause: the cause.
       far: the sentence of `outlier`; '' if it found no rows.
     """
@@ -166,22 +164,11 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: Cause, far: str = ''
     if not made_of.floats and not made_of.draws:
         # If another run writes the variable, as it may write a counter, the next step may be good.
         return policies.COMES_AGAIN if made_of.is_own else ''
-    if not made_of.floats:
+    if far or not made_of.floats:
         return policies.BATCH
-    if measured.has_exploded:
+    if measured.has_exploded or cause.is_overflow:
         return policies.EXPLOSION
-    overflow = policies.EXPLOSION if cause.is_overflow else ''
-    if not made_of.draws:
-        is_state = made_of.is_own and cause.is_known and not cause.is_overflow
-        return policies.STATE if is_state else overflow
-    largest = max(
-        [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
-    )
-    # With weights of normal size, it may be chance that a batch gives a root or a logarithm an
-    # input outside its domain. It is not chance with an optimizer's slots, which last.
-    is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
-    is_chance = is_chance and not made_of.slots
-    return policies.BATCH if is_chance or far else overflow
+    return policies.STATE if made_of.is_own and cause.is_known else ''
 
 
 def explain_sources(

@@ -7,7 +7,6 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import gate_roots
 from slimguard.diagnosis.diagnosis import Phase, Row
-from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.ranges import Range, measure
 from slimguard.diagnosis.rerun_step import Step
 from slimguard.graph import key
@@ -46,15 +45,12 @@ class MadeOf(NamedTuple):
       draws: whether it is computed from anything that the step drew.
       drawn: the names of the fed tensors that it is computed from, such as the arrays of the batch.
       floats: whether it is computed from a float variable: a weight, a moving average, a slot.
-      slots: whether it is computed from a float variable that the loss does not need, or from a
-        value that the step wrote to a variable.
       is_own: whether it is computed only from constants and from variables that the step writes.
     """
 
     draws: bool
     drawn: Tuple[str, ...]
     floats: bool
-    slots: bool
     is_own: bool
 
 
@@ -161,13 +157,10 @@ class MeasuredStep:
         fed += [t for op in ops for t in op.inputs if step.is_fed(t)]
         draws = bool(fed) or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
         variables = {op for op in ops if op.type in graphs.VARIABLES}
-        floats = {each for each in variables if graphs.dtype_of(each).is_floating}
         return MadeOf(
             draws=draws,
             drawn=tuple(dict.fromkeys(map(step.name_of, fed))),
-            floats=bool(floats),
-            slots=any(self.phases.get(each) == Phase.UPDATE for each in floats)
-            or any(is_written_value(step.type_of(t.op)) for t in fed),
+            floats=any(graphs.dtype_of(each).is_floating for each in variables),
             is_own=variables <= self._written and not draws,
         )
 

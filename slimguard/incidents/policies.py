@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it imports TensorFlow; the command line must not
 
 
 # The kinds of causes that policies tell apart.
-# The batch, or a sum over it, is at fault, not the weights: the next batch may be good.
+# The batch alone is at fault, whatever the weights are: the next batch may be good.
 BATCH = 'batch'
 # Numbers grew until they overflowed. From an older state, with a smaller learning rate, they may
 # stay finite.
@@ -35,7 +35,6 @@ _LAST_STEPS = 1000
 # Up to this many bad batches in a row may be chance. For more, over half of all batches would have
 # to be bad.
 _BY_CHANCE = 100
-_IF_BATCHES = ', or %d bad batches' % _BY_CHANCE
 _TOO_MANY_BATCHES = (
     '%d bad batches in a row came before this one, and %d are allowed where the batch is at fault '
     "('skip:%d' allows more)"
@@ -216,9 +215,7 @@ class Skip(Policy):
         most = self._most(state, state.cause_in_row)
         if state.are_batches(state.cause_in_row):
             return ' (bad batches in a row: %d, allowed: %d)' % (state.in_a_row, most)
-        is_open = not state.cause_in_row and most < _BY_CHANCE
-        told = state.in_a_row, most, _IF_BATCHES if is_open else ''
-        return ' (bad steps in a row: %d, allowed: %d%s)' % told
+        return ' (bad steps in a row: %d, allowed: %d)' % (state.in_a_row, most)
 
     def _most(self, state: PolicyState, cause: str) -> int:
         """How many steps in a row it skips if they have this cause."""

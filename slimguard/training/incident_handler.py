@@ -169,8 +169,9 @@ class IncidentHandler:
         opened.note_reason(opened.again + self._policies.why_not)
         if policy.ends and not self._rollbacks.snapshots.is_wanted:
             opened.note_reason(self._ruin_at_the_end(opened))
-        is_overflow = found.drew_finite and kind in ('', EXPLOSION)
-        if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
+        is_unknown = found.diagnosis is None or not found.diagnosis.is_known
+        may_explode = found.drew_finite and (kind == EXPLOSION or is_unknown)
+        if isinstance(policy, Skip) and may_explode and not opened.is_finite:
             self._policies.note_overflow()
         return policy
 

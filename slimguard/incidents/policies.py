@@ -164,9 +164,8 @@ class Skip(Policy):
     says that the same failure comes again, whatever the batch is.
 
     Args:
-      max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault,
-        the limit is a hundred, or `max_consecutive` if that is larger, since bad batches say
-        nothing about the weights.
+      max_consecutive: how many steps in a row. If the diagnosis says that the batch alone is at
+        fault, the limit is a hundred, or `max_consecutive` if that is larger.
       max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the next policy
         takes over at the 201st. Above 0, and at most 1. A rollback begins a new count. Default: no
         limit.
@@ -238,7 +237,7 @@ class Rollback(Policy):
 
     It does not roll back in three cases: the diagnosis says that the same failure comes again,
     whatever the weights are; variables are at fault, and no step was good since the last rollback;
-    or the chain also skips, and the diagnosis says that the batch is at fault.
+    or the chain also skips, and the diagnosis says that the batch alone is at fault.
 
     Args:
       max_times: how often, in one training.

@@ -314,7 +314,8 @@ class TestSummaries:
         train_op = slimguard.create_train_op(model.loss, model.optimizer)
         slimguard.train(train_op, str(tmp_path), number_of_steps=50, save_summaries_secs=1000)
         found = scalars_in(tmp_path)
-        assert set(found) == {'slimguard/loss', 'slimguard/gradient_norm'}
+        names = 'loss', 'gradient_norm', 'learning_rate'
+        assert set(found) == {'slimguard/' + name for name in names}
         assert [step for step, _ in found['slimguard/loss']] == [1]
 
     def test_where_train_writes_none_there_are_none(self, tmp_path):

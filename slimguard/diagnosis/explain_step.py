@@ -98,7 +98,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
         more += '; it depends on variables alone, and not on the batch'
-    which = '' if cause.at is None else ', where %s is 0' % _name_of(step, inputs[cause.at])
+    is_division = cause.at is not None and cause.sentence.startswith('division')
+    which = ', where %s is 0' % _name_of(step, guilty) if is_division else ''
     return diagnosis._replace(trouble=cause.sentence + which + more, kind=kind)
 
 

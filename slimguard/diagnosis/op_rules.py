@@ -330,8 +330,9 @@ _RULES = [
         lambda y, *_: y == 0,
         'gradient of sqrt at 0, of a norm of zeros',
         gradient_of=NORM,
+        at=0,
     ),
-    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0'),
+    _rule('SqrtGrad', lambda y, *_: y == 0, 'gradient of sqrt at 0', at=0),
     _rule(
         'Reciprocal Inv', lambda x: x == 0, 'gradient of log at 0: division by 0', gradient_of='Log'
     ),

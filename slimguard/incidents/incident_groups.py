@@ -20,9 +20,9 @@ NOT_EXAMINED = '%d of them only have the same symptom: slimguard did not look fo
 _WHEREVER = re.compile(
     r'^in the [^:]*: (?=overflow)|(?<=overflow) of [^;]*|(?<= went from ).*|[.] The weights.*'
 )
-# Rows, and a count of values, in a cause whose numbers may be '#'.
+# Rows, and a count in brackets, in a cause whose numbers may be '#'.
 _ROWS = re.compile(r'(, in )?(\brows? N(, N)*|N of N rows)'.replace('N', r'(#|\d+)'))
-_COUNT = re.compile(r' \(\d+ of \d+ values\)')
+_COUNT = re.compile(r' \(\d+ of \d+ \w+\)')
 
 
 class Group(NamedTuple):
@@ -120,7 +120,7 @@ def symptom_of(incident: Incident) -> str:
 
 
 def without_rows(cause: str) -> str:
-    """A cause without the rows of its batch and its count of values, which are of one incident."""
+    """A cause without its rows and its count in brackets, which are of one incident."""
     return _ROWS.sub('', _COUNT.sub('', cause))
 
 

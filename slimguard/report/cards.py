@@ -263,7 +263,9 @@ def opened_of(read: Bundle, most: int) -> Opened:
         read.path,
         read.text,
         versions=', '.join('%s %s' % pair for pair in sorted(read.versions.items())),
-        steps=last_steps.last_steps_of(read.history),
+        steps=last_steps.last_steps_of(
+            read.history, [said for _, said in read.exported.names['labels']]
+        ),
     )
     said = read.diagnosis or {}
     bad, size = _bad_rows(said) if said else ([], 0)

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from slimguard.report.loss_history import LEAST_POINTS
+from slimguard.system import texts
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
 _FAR = 2.0  # a step is unusual this many orders of magnitude above the median
@@ -23,6 +24,7 @@ class LastSteps(NamedTuple):
       loss, learning_rate, gradient_norm: a number for each step; None if none is known.
       gradients: for each gradient, the name of one of its variables, and how many others it has.
       norms: the norms of the gradients, [steps, gradients].
+      without_row: the variables whose gradients were not measured.
     """
 
     step: List[int]
@@ -33,10 +35,15 @@ class LastSteps(NamedTuple):
     gradient_norm: Optional[np.ndarray]
     gradients: List[Tuple[str, int]]
     norms: np.ndarray
+    without_row: Sequence[str] = ()
 
 
-def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
+def last_steps_of(
+    history: Optional[Dict[str, Any]], checks: Sequence[str] = ()
+) -> Optional[LastSteps]:
     """The last steps in the `history` of a bundle; None if there are none.
+
+    `checks` are the names of the values that the step checked.
 
     Raises:
       TypeError, ValueError, OverflowError: if `history` is not as `History.to_dict` makes it.
@@ -57,7 +64,21 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
         gradient_norm=_column(last['gradient_norm']) if gradients else None,
         gradients=gradients,
         norms=np.array(last['gradient_norms'], float).reshape(count, len(gradients)),
+        without_row=_without_row(checks),
     )
+
+
+def _without_row(checks: Sequence[str]) -> List[str]:
+    """The variables that a step updates together with a slot, and not by one optimizer op.
+
+    Of a sparse gradient, many optimizers write the slot and the variable in ops of their own.
+    """
+    of = 'update of '
+    updated = dict.fromkeys(each[len(of) :] for each in checks if each.startswith(of))
+    slots = [name for name in updated if not name.endswith('ExponentialMovingAverage')]
+    owners = {name.rpartition('/')[0] for name in slots}
+    measured = {each.partition(' of ')[2] for each in checks if each.startswith('gradient of ')}
+    return [name for name in updated if name in owners and name not in measured]
 
 
 def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
@@ -170,6 +191,16 @@ def caption(
     if steps.gradients and begin is None and is_known and not is_explosion:
         since = 'Since the last rollback no' if _last_return(steps) else 'No'
         said = since + ' gradient is above 100 times its median, and all are finite.'
+    if steps.gradients and steps.without_row:
+        has = 'has' if len(steps.without_row) == 1 else 'have'
+        said += (
+            ' %s %s no row: the optimizer applies the gradient in several ops, as it does a '
+            % (
+                texts.listed(steps.without_row, 5),
+                has,
+            )
+        )
+        said += 'sparse one.'
     if steps.learning_rate is not None:
         said += ' The learning rate is %s at the last step.' % number(steps.learning_rate[-1])
     return said.strip()

@@ -19,7 +19,7 @@ from slimguard.incidents import record_file
 from slimguard.incidents.incident_groups import kind_of, without_rows
 from slimguard.report import last_steps, report_data, samples
 from slimguard.report.cards import IncidentView
-from slimguard.report.report_data import Kind, ReportData
+from slimguard.report.report_data import ReportData
 from slimguard.system.texts import cut, visible
 
 _MOST_ROWS = 200
@@ -103,7 +103,6 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'kinds': kinds,
         'drawings_of': lambda it, is_alike: _drawings(it, _svg, is_alike),
         'loss': loss,
-        'last_losses': 0 if data.curve else _last_losses(kinds),
         'no_charts': no_charts,
         'rows': rows[:_MOST_ROWS],
         'left_out': left_out,
@@ -113,13 +112,6 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'without_rows': without_rows,
         'unbroken': _unbroken,
     }
-
-
-def _last_losses(kinds: List[Kind]) -> int:
-    """How many steps the page's first chart of the last steps has; 0 if no chart has the loss."""
-    opened = [kind.first.opened for kind in kinds if charts is not None]
-    steps = [each.steps for each in opened if each is not None and each.steps is not None]
-    return next((len(each.step) for each in steps if 'loss' in dict(last_steps.lines(each))), 0)
 
 
 def _rows(incidents: List[IncidentView]) -> List[List[IncidentView]]:
@@ -181,7 +173,7 @@ def picture(data: ReportData) -> bytes:
 
     links = dict.fromkeys((incident.number for incident in data.incidents), '')
     loss = charts.loss_chart(data.curve, data.incidents, links)
-    parts = [_text([data.title], size=24), _text([report_data.told(data)])]
+    parts = [_text([data.title], size=24), _text([report_data.told(data), data.reached])]
     if loss is not None:
         parts += [_text(['Loss'], size=18), charts.pixels(loss), _text([loss.said])]
     for kind in report_data.kinds_of(data)[:1]:

@@ -57,6 +57,8 @@ def main(
         _write(output, content.encode('utf-8', 'backslashreplace'))
         if png is not None:
             _write(png, page.picture(data))
+        if sys.stdout.isatty() and not opens and not _is_device(output):
+            terminal.complain('add --open to see the page in a browser')
         if opens and not webbrowser.open(pathlib.Path(output).as_uri()):
             terminal.complain('no browser was found to open %s' % output)
     except ReportError as error:

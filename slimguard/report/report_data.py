@@ -11,6 +11,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 import slimguard
+from slimguard.checkpoints import checkpoint_files, state_file
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
@@ -43,10 +44,8 @@ NO_SUMMARY = (
     "'total_loss', total_loss) to the graph, and the next report shows all of the training."
 )
 NO_EVENT_FILES = (
-    'There are no event files here. '
-    "Add tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and the next report "
-    'has the loss of all of the training. A plain session also needs a '
-    'tf.compat.v1.summary.FileWriter(logdir), to which your loop adds the summary.'
+    'There are no event files here, so the page has no loss chart of the whole training: '
+    "write tf.compat.v1.summary.scalar('total_loss', total_loss)."
 )
 TOO_FEW_POINTS = (
     'There are too few points for a curve. For a point every 10 steps, add this to the hooks of '
@@ -68,6 +67,7 @@ class ReportData(NamedTuple):
       curve_note: a sentence on what the curve shows, or why there is no curve; or ''.
       has_record: whether there is a record of incidents, readable or not.
       broken: why the record as a whole cannot be read; '' if it can.
+      reached: how far the training came, in a sentence; '' if no step was seen.
     """
 
     title: str
@@ -79,6 +79,7 @@ class ReportData(NamedTuple):
     curve_note: str = ''
     has_record: bool = True
     broken: str = ''
+    reached: str = ''
 
 
 def gather(logdir: str) -> ReportData:
@@ -96,10 +97,29 @@ def gather(logdir: str) -> ReportData:
         unrecorded=bundles,
         notes=more + notes,
     )
-    data = _with_curve(_with_record(data, logdir), loss_history.has_event_files(logdir))
+    data = _with_record(data, logdir)
+    data = data._replace(reached=_reached(data, state_file.newest_in(logdir)))
+    data = _with_curve(data, loss_history.has_event_files(logdir))
     left_out = len(data.notes) - _MOST_NOTES
     more = ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
     return data._replace(notes=data.notes[:_MOST_NOTES] + more)
+
+
+def _reached(data: ReportData, checkpoint: Optional[str]) -> str:
+    """The step of the newest checkpoint or loss, and how far it is beyond the last incident."""
+    seen = []
+    saved = None if checkpoint is None else checkpoint_files.step_in_name(checkpoint)
+    if saved is not None:
+        seen.append((saved, 'The newest checkpoint is of step %d' % saved))
+    if data.curve is not None and data.curve.segments:
+        logged = int(data.curve.segments[-1][-1, 0])
+        seen.append((logged, 'The event files have a loss up to step %d' % logged))
+    step, said = max(seen, key=lambda each: each[0], default=(0, ''))
+    last = data.incidents[-1].step if data.incidents else None
+    if said and last is not None and step > last:
+        count = '1 step' if step - last == 1 else '%d steps' % (step - last)
+        said += ', %s beyond the last incident (step %d)' % (count, last)
+    return said and said + '.'
 
 
 def _bundles(logdir: str) -> Tuple[List[IncidentView], List[str]]:

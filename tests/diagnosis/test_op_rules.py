@@ -646,6 +646,14 @@ def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_fl
         assert 'what it was given was not looked at' in seen.trouble and seen.kind == ''
 
 
+def test_only_the_data_of_the_root_are_said_to_be_in_its_gradient():
+    x, y, weight = placeholder('x'), placeholder('y'), weights()
+    root = tf.sqrt(tf.reduce_sum(tf.square(tf.matmul(x, weight)), 1))
+    failed = fails(tf.reduce_sum(root * y[:, 0]), {x: ONES, y: ONES}, {x: with_(0, 2), y: ONES})
+    found = diagnose(failed.bad_step)
+    assert found.drawn == (x.name,) and [it.where for it in found.inputs] == ['0 at [2]', '']
+
+
 GREW = 'the loss went from 1 at step 40 to 1e+17 at step 61'
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident_groups import without_rows
 from slimguard.report import cards, page, report_data, samples
 from slimguard.report.last_steps import last_steps_of
+from slimguard.report.loss_history import curve_of
 from tests.report.pages import Seen, line, record, rows_of, see
 from tests.report.test_last_steps import history_of
 
@@ -99,13 +101,10 @@ def test_the_card_is_of_the_first_with_ten_steps_of_history():
     assert first_of(bundles=bundles)[0].endswith(' Below is step 3' + why)
     ended = [(4, 'raise', *each[2:]) if each[0] == 4 else each for each in said]
     assert first_of(*ended, bundles=bundles)[1] == 'Incident 4, step 4'
-    # Where there is no curve, the page says that this card has the last losses.
-    data = data_of(*said, bundles=bundles)._replace(curve_note='No curve.')
-    losses = 'No curve. The chart "The last 10 steps" has the losses of these steps.'
-    assert losses in page.render(data)
     data = data_of(*said[:1], (2, 'skip', NAN), bundles=bundles[:1])
-    data = data._replace(curve_note='No curve.')
-    assert '<p>No curve.</p>' in page.render(data)
+    # Without a curve there is no section about the loss, and the note is at the foot.
+    shown = page.render(data._replace(curve_note='No curve.'))
+    assert '>Loss</h2>' not in shown and 'No curve.' in shown.partition('<footer>')[2]
     assert report_data.kinds_of(data)[0].said.startswith('Both incidents are of this kind, ')
 
 
@@ -155,6 +154,12 @@ def test_the_headline_of_several_incidents_is_without_the_row_of_one():
     assert shown.count('<span>in the forward pass: log of 0</span>') == 1  # the table
     (kind,) = report_data.kinds_of(data._replace(incidents=both[:1]))
     assert kind.headline.endswith(', in row 5.')
+
+
+@pytest.mark.parametrize('count', ['(1 of 16 rows)', '(2 of 9 labels)', '(3 of 8 values)'])
+def test_a_headline_leaves_no_empty_brackets(count):
+    cause = 'softmax of nothing but -Inf %s, in row 11' % count
+    assert without_rows(cause) == 'softmax of nothing but -Inf'
 
 
 def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
@@ -228,10 +233,11 @@ def test_of_very_many_kinds_the_largest_are_shown(tmp_path):
 def test_the_page_is_in_the_order_of_what_matters():
     said = [(1, 'skip', NAN, 'step-1'), (2, 'raise', 'other', 'step-2')]
     bundles = [bundle_of('step-1', text=''), bundle_of('step-2', text='')]
-    shown = page.render(data_of(*said, bundles=bundles))
+    curve = curve_of('loss', [np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]])])
+    shown = page.render(data_of(*said, bundles=bundles)._replace(curve=curve))
     order = [shown.index(it) for it in ('id="step-2"', '>Loss<', 'id="step-1"', '<table')]
     assert order == sorted(order)
-    assert [a['href'] for a in Seen(shown).of('a')].count('#step-1') == 1  # a row
+    assert [a['href'] for a in Seen(shown).of('a')].count('#step-1') == 3  # a row, two marks
 
 
 def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():

@@ -3,9 +3,12 @@
 import json
 
 import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
+import slimguard
 from slimguard.incidents.history import History
-from slimguard.report import last_steps
+from slimguard.report import last_steps, report_data
 
 NAN, INF = float('nan'), float('inf')
 
@@ -122,6 +125,24 @@ def test_it_begins_after_a_rollback_and_of_steps_of_one_number_says_which():
     skipped = [0, 1, 0, 1, 0, 0]
     begin = began(norms[skipped], step=[1, 1, 2, 2, 3, 4], good=good[skipped])
     assert begin.column == 1 and begin.said.startswith('At step 1: ')
+
+
+def test_a_variable_without_a_row_is_named(tmp_path):
+    ids = tf1.placeholder(tf.int32, [2])
+    table = tf1.get_variable('table', [5, 3])
+    rows = tf.matmul(tf.nn.embedding_lookup(table, ids), tf1.get_variable('w', [3, 1]))
+    loss = tf.reduce_mean(rows) + 0 * tf.reduce_mean(tf.math.log(tf.cast(ids, tf.float32)))
+    op = slimguard.guard(tf1.train.AdamOptimizer().minimize(loss), loss=loss)
+    session = slimguard.watch(tf1.Session(), on_nan='skip', logdir=str(tmp_path))
+    with session:
+        session.run(tf1.global_variables_initializer())
+        for first in (1, 1, 1, 0):
+            session.run(op, {ids: [first, 2]})
+    (it,) = report_data.gather(str(tmp_path)).incidents
+    steps = it.opened.steps
+    assert steps.gradients == [('w', 0)] and list(steps.without_row) == ['table']
+    said = last_steps.caption(steps, last_steps.ratios_of(steps), None)
+    assert 'table has no row: the optimizer applies the gradient in several ops' in said
 
 
 def test_a_norm_of_zero_is_the_lowest_unless_most_are():

@@ -389,6 +389,28 @@ def test_of_fewer_than_three_points_there_is_no_chart_but_a_sentence(sound_and_n
     assert data.curve_note == ('' if points == 3 else report_data.TOO_FEW_POINTS)
 
 
+@pytest.mark.parametrize(
+    'checkpoint, logged, said',
+    [
+        (300, 290, 'The newest checkpoint is of step 300, 180 steps beyond the last incident'),
+        (None, 121, 'The event files have a loss up to step 121, 1 step beyond the last incident'),
+        (100, None, 'The newest checkpoint is of step 100.'),
+        (None, None, ''),
+    ],
+)
+def test_the_page_says_how_far_the_training_came(tmp_path, checkpoint, logged, said):
+    record(tmp_path, line(step=120, action='skip'))
+    if checkpoint is not None:
+        with tf.Graph().as_default(), tf1.Session() as session:
+            session.run(tf1.get_variable('w', initializer=1.0).initializer)
+            tf1.train.Saver().save(session, str(tmp_path / 'model.ckpt'), checkpoint)
+    if logged is not None:
+        test_loss_history.write(tmp_path, [(step, 1.0) for step in (1, 2, logged)])
+    seen = see(tmp_path)
+    assert said in seen.text if said else 'newest' not in seen.text
+    assert ('beyond' in seen.text) == ('beyond' in said)
+
+
 def test_what_is_not_in_the_curve_is_counted(tmp_path):
     losses = [float('nan')] * 2 + [1.0] * 40
     test_loss_history.write(tmp_path, list(enumerate(losses)))

@@ -37,6 +37,7 @@ def with_row(row):
 # The values that a recipe feeds in the bad step, if they differ from the plain ones.
 FED = {
     'log of 0': dict(features=with_row([200, -200])),
+    'scale': dict(labels=with_row([200, 100])),
     'weights': dict(weights=np.zeros(4)),
     'norm': dict(features=with_row([0, 0])),
     'mask': dict(mask=with_row([0, 0])),
@@ -56,6 +57,7 @@ def train(code, fed):
         names[name] = tf1.placeholder(tf.float32, [None] + list(value.shape[1:]), name=name)
         feed[names[name]] = fed.get(name, value)
     names['w'] = tf1.get_variable('w', initializer=np.eye(2, dtype=np.float32))
+    names['scale'] = tf1.get_variable('scale', initializer=np.zeros(2, np.float32))
     names['half_weights'] = tf1.get_variable('half', initializer=np.zeros([2, 1], np.float16))
     names['logits'] = tf.matmul(names['features'], names['w'])
     names['losses'] = tf.reduce_sum(tf.square(names['logits']), axis=1)

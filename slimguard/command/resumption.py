@@ -80,7 +80,9 @@ def _row_of(found: 'Checkpoint', inspection: 'Inspection') -> Tuple[str, ...]:
     )
 
 
-_TO_REPAIR = 'to have TensorFlow resume as slimguard: python -m slimguard checkpoints --repair '
+_TO_REPAIR = (
+    'to have TensorFlow resume as slimguard does: python -m slimguard checkpoints --repair '
+)
 
 
 def _document(folder: str, seen: 'Seen') -> Dict[str, Any]:

@@ -23,7 +23,8 @@ from slimguard.compat.repairs import (
 
 # TensorFlow's package has many names; the first that is installed counts.
 _TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()
-
+# With 1, TensorFlow uses Keras 2, which has the RNN cells of TensorFlow 1.
+_LEGACY = 'TF_USE_LEGACY_KERAS'
 
 _PUT_BACK = 'names that tf-slim needs and this TensorFlow lacks, put back'
 
@@ -120,6 +121,9 @@ def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
     ]
     others = ('tf-keras', 'keras', 'numpy', 'protobuf', 'Jinja2', 'matplotlib')
     versions += [(name, version_of(name) or 'not installed') for name in others]
+    if tensorflow and tuple(map(int, tensorflow.__version__.split('.')[:2])) >= (2, 16):
+        legacy = os.environ.get(_LEGACY, 'not set; tf.nn.rnn_cell needs tf-keras, and 1 here')
+        versions.append((_LEGACY, legacy))
     return (*versions, ('slimguard', _own_version()))
 
 

@@ -241,12 +241,10 @@ class Evidence:
         if self._spent > allowed and not self._is_told:
             self._is_told = True
             log().warning(
-                'Looking for causes took %.0f s, more than %g s and a tenth of the time of the '
-                'training. slimguard looks for causes again in %.1f s. Until then it checks only '
-                'the batch for NaN and Inf, unless the policy would raise or go back. (This is '
-                'said once.)',
+                'Finding and recording causes has taken %.0f s, so in the next %.1f s slimguard '
+                'looks only at the batch of a bad step, unless the policy would raise, stop or '
+                'roll back; the policy acts all the same.',
                 self._spent,
-                _FREE_SECONDS,
                 (self._spent - allowed) / _SHARE,
             )
         return self._spent <= allowed

@@ -20,6 +20,9 @@ _MORE = {
     _FOR_A_LIMIT: (_SLOWER,),
 }
 _KEEP_ABOVE_0 = 'Keep the input above 0: tf.%s(tf.maximum(x, 1e-7)%s).'
+_LOG_ABOVE_0 = _KEEP_ABOVE_0 % ('math.log', '') + (
+    ' If x is a sum of exponentials or densities, take tf.reduce_logsumexp of their logarithms.'
+)
 _PUT_A_NUMBER = 'Put a large finite number, such as 1e9, in place of the Inf.'
 # The cures, by words of a diagnosis; the first match counts.
 BY_CAUSE = {
@@ -44,9 +47,9 @@ BY_CAUSE = {
     'tf.sqrt(x + 1e-12). A norm is tf.sqrt(tf.reduce_sum(tf.square(x), axis=1) + 1e-12).',
     'sqrt of a negative number': 'Keep the input above 0: tf.sqrt(tf.maximum(x, 1e-7)). Take a '
     'variance by tf.nn.moments: the mean of squares less the square of the mean may be negative.',
-    'log of 0': _KEEP_ABOVE_0 % ('math.log', ''),
+    'log of 0': _LOG_ABOVE_0,
     'log of a negative number': _KEEP_ABOVE_0 % ('math.log', ''),
-    'gradient of log at 0': _KEEP_ABOVE_0 % ('math.log', ''),
+    'gradient of log at 0': _LOG_ABOVE_0,
     'log1p ': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
     '0 to a negative power': _KEEP_ABOVE_0 % ('pow', ', y'),
     'gradient of pow at 0': _KEEP_ABOVE_0 % ('pow', ', y'),

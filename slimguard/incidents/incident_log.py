@@ -16,9 +16,9 @@ from slimguard.incidents.incident_groups import kind_of, symptom_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
 
-# The first incidents are logged one by one. Later ones that do not end the training are logged at
-# most once in this many seconds.
-_FIRST, _SECONDS = 10, 10.0
+# The first incidents, and the first of each cause, are logged one by one. Others that do not end
+# the training are logged at most once in this many seconds.
+_FIRST, _SECONDS = 3, 10.0
 
 _DONE = {
     'raise': 'raising NanLossError',
@@ -169,7 +169,9 @@ class IncidentLog:
         kind = symptom if cause is None else kind_of(incident)
         goes_on = incident.action in ('skip', 'on_nan_loss')
         now = self._clock()
-        if goes_on and self.count > _FIRST and now - self._last_logged < _SECONDS:
+        is_new = cause is not None and kind not in self._kinds
+        may_wait = goes_on and self.count > _FIRST and not is_new
+        if may_wait and now - self._last_logged < _SECONDS:
             self._held_back += 1
             return
         self._last_logged = now

@@ -287,6 +287,7 @@ def test_the_report_shows_versions_and_repairs(slim):
     assert versions['TensorFlow'] == tf.__version__
     assert versions['numpy'] == np.__version__
     assert set(versions) >= {'Python', 'tf-slim', 'tf-keras', 'protobuf'}
+    assert ('TF_USE_LEGACY_KERAS' in versions) == (VERSION >= (2, 16))
     assert report.repairs == compat.revive()
     text = str(report)
     for name, value in report.versions + report.repairs:

@@ -287,13 +287,13 @@ class TestLog:
             record.close()
         assert lines[1].startswith('no record of incidents is kept') and 'logdir=' in lines[1]
         del lines[1]
-        assert lines[9].startswith('incident 10 ')
-        assert '(999 more not shown)' in lines[11]
-        assert len(lines) == 10 + 9 + 1
+        assert lines[2].startswith('incident 3 ')
+        assert '(999 more not shown)' in lines[4]
+        assert len(lines) == 3 + 9 + 1
         assert lines[-1].startswith('10000 incidents in all; the last ')
-        told = [int(line.rpartition('(')[2].split()[0]) for line in lines[10:-1]]
+        told = [int(line.rpartition('(')[2].split()[0]) for line in lines[3:-1]]
         last = int(lines[-1].split('the last ')[1].split()[0])
-        assert 10 + len(told) + sum(told) + last == 10000
+        assert 3 + len(told) + sum(told) + last == 10000
 
     def test_what_ends_or_turns_a_training_is_always_told(self):
         record = incident_log.IncidentLog(clock=lambda: 0.0)
@@ -302,11 +302,12 @@ class TestLog:
         with LogLines() as lines:
             record.record(incident(action='rollback'))
             record.record(incident(action='raise'))
-        assert 'rolled back (90 more not shown' in lines[0]
+        assert 'rolled back (97 more not shown' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
     def test_from_the_second_alike_on_one_line_has_its_own_numbers_and_where_to_see_more(self):
-        record = incident_log.IncidentLog(clock=lambda: 0.0)
+        seconds = iter(range(0, 80, 20))  # so far apart that the log leaves none out
+        record = incident_log.IncidentLog(clock=lambda: float(next(seconds)))
         why = '; cause not looked for: ...'
         with LogLines() as lines:
             for row in 1, 2:
@@ -342,10 +343,18 @@ class TestLog:
                 record.record(incident())
             for number in range(4):  # the log leaves out the first of these
                 now[0] = 20.0 * number
-                record.record(examined('log of 0'), cause='log of 0')
-        told = [line for line in lines if 'log of 0' in line]
+                record.record(incident(reason='not finite: w'))
+        told = [line for line in lines if 'not finite: w' in line]
         assert [line.split()[1] for line in told] == ['12', '13', '14']
-        assert 'log of 0, see incident 12' in told[1]
+        assert 'not finite: w, see incident 12' in told[1]
+
+    def test_the_first_incident_of_a_cause_is_logged_at_once(self):
+        record = incident_log.IncidentLog(clock=lambda: 0.0)
+        with LogLines() as lines:
+            for cause in ['log of 0'] * 9 + ['sqrt of a negative number'] * 9:
+                record.record(examined(cause), cause=cause)
+        told = [line.split()[1] for line in lines if line.startswith('incident ')]
+        assert told == ['1', '2', '3', '10']
 
     def test_all_is_an_error_but_a_skip_with_a_cause_seen_before(self):
         class Levels(LogLines):

@@ -47,6 +47,8 @@ _SECONDS_A_BYTE = 4e-9
 # While a training goes on, all its searches and bundles together may take this many seconds plus
 # this share of the training's time.
 _FREE_SECONDS, _SHARE = 10.0, 0.1
+# The log says that there is no time for searches if that holds for more than this many seconds.
+_WORTH_TELLING = 5.0
 
 
 class Depth(enum.IntEnum):
@@ -236,16 +238,17 @@ class Evidence:
         return 'the training would wait for longer than %g s; %s' % (SECONDS, where)
 
     def _has_time(self) -> bool:
-        """Whether there is time for a search while the training goes on; logs the first False."""
+        """Whether there is time for a search while the training goes on; logs a first long wait."""
         allowed = _FREE_SECONDS + _SHARE * (self._clock() - self._began)
-        if self._spent > allowed and not self._is_told:
+        wait = (self._spent - allowed) / _SHARE
+        if wait > _WORTH_TELLING and not self._is_told:
             self._is_told = True
             log().warning(
-                'Finding and recording causes has taken %.0f s, so in the next %.1f s slimguard '
+                'Finding and recording causes has taken %.0f s, so in the next %.0f s slimguard '
                 'looks only at the batch of a bad step, unless the policy would raise, stop or '
                 'roll back; the policy acts all the same.',
                 self._spent,
-                (self._spent - allowed) / _SHARE,
+                wait,
             )
         return self._spent <= allowed
 

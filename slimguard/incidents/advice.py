@@ -54,7 +54,8 @@ BY_CAUSE = {
     '0 to a negative power': _KEEP_ABOVE_0 % ('pow', ', y'),
     'gradient of pow at 0': _KEEP_ABOVE_0 % ('pow', ', y'),
     'a fractional exponent': _KEEP_ABOVE_0 % ('pow', ', y'),
-    'division by 0': 'Divide with tf.math.divide_no_nan(x, y), which is 0 where y is 0.',
+    'division by 0': 'Divide with tf.math.divide_no_nan(x, y), which is 0 where y is 0. If y is a '
+    'scale that the model learns, keep it away from 0 instead: tf.nn.softplus(y) + 1e-3.',
     'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
     'a class whose logit is -Inf': 'The mask hides the class of the label: look at both. With a '
     'large finite number, such as -1e9, in place of -Inf, the loss would be large, but finite.',

@@ -2,7 +2,7 @@
 
 import collections
 import copy
-from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Deque, Iterable, List, Optional, Sequence
 
 from slimguard.incidents.policies import BATCH, Policy, PolicyState, Raise, Rollback, Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
@@ -44,10 +44,10 @@ class FallbackChain:
         self._state.may_skip = self.may(Skip)
         self._overflowed_at: Deque[int] = collections.deque(maxlen=_OVERFLOWS)  # steps
 
-    def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
+    def foresee(self, incident: 'Incident', ruin: str = '', train_op: str = '') -> Optional[Policy]:
         """What `decide` would return if the cause stays unknown; None if a callable decides."""
         state = copy.copy(self._state)
-        state.note_incident(incident.state_lost, self._ruin(ruin), '')
+        state.note_incident(incident.state_lost, self._ruin(ruin), '', train_op)
         for fallback in self.fallbacks:
             if not isinstance(fallback, Policy):
                 return None
@@ -55,16 +55,19 @@ class FallbackChain:
                 return fallback
         return Raise()
 
-    def decide(self, incident: 'Incident', ruin: str = '', cause: str = '') -> Policy:
+    def decide(
+        self, incident: 'Incident', ruin: str = '', cause: str = '', train_op: str = ''
+    ) -> Policy:
         """Chooses the policy for one more incident. Exceptions of a user's callable pass through.
 
         Args:
           incident: the incident.
           ruin: as for `PolicyState`.
           cause: as for `PolicyState`.
+          train_op: the name of the train op whose step was bad; '' if it is not known.
         """
         self.why_not = ''
-        self._state.note_incident(incident.state_lost, self._ruin(ruin, cause), cause)
+        self._state.note_incident(incident.state_lost, self._ruin(ruin, cause), cause, train_op)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
         if isinstance(policy, Raise):
@@ -89,10 +92,9 @@ class FallbackChain:
             return ''
         return _EXPLODES % (_OVERFLOWS, steps)
 
-    def step_was_good(self) -> None:
-        self._state.steps += 1
-        self._state.good += 1
-        self._state.in_a_row = 0
+    def step_was_good(self, train_ops: Iterable[str] = ('',)) -> None:
+        """Notes a good step of the train ops with these names."""
+        self._state.note_good(train_ops)
 
     def step_was_skipped(self, is_decided: bool = True, why: Optional[str] = None) -> None:
         """Notes that a step was skipped.
@@ -187,8 +189,8 @@ def skipped_in_words(skipped: int, steps: int, why: str) -> str:
 
 
 _EXPLODES = (
-    'in %d of the %d steps before it a finite batch led to a NaN or Inf, so the training seems to '
-    'explode'
+    '%d of the %d steps before it overflowed although their batches were finite, so the training '
+    'seems to explode'
 )
 
 

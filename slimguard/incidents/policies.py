@@ -7,7 +7,7 @@ state, compare by their arguments, and can be used in several trainings.
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Deque, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Deque, Dict, Iterable, Optional
 
 from slimguard.system.numbers import is_number, is_whole
 
@@ -36,8 +36,8 @@ _LAST_STEPS = 1000
 # to be bad.
 _BY_CHANCE = 100
 _TOO_MANY_BATCHES = (
-    '%d bad batches in a row came before this one, and %d are allowed where the batch is at fault '
-    "('skip:%d' allows more)"
+    '%d bad batches%s in a row came before this one, and %d are allowed where the batch is at '
+    "fault ('skip:%d' allows more)"
 )
 
 
@@ -45,7 +45,9 @@ class PolicyState:
     """What policies need to know of a training.
 
     Attributes:
-      in_a_row: the number of incidents since the last good step or rollback, with the present one.
+      in_a_row: the number of incidents of the same train op since its last good step or the last
+        rollback, with the present one. The good steps of a GAN's other train op do not count.
+      whose: the train op of the present incident, as ' of NAME'; '' if there is only one.
       rollbacks: how often the training went back, without rollbacks that failed.
       state_lost: whether variables were bad before the present incident's step.
       in_vain: whether a rollback would not mend the variables at fault, since no step was good
@@ -63,6 +65,8 @@ class PolicyState:
 
     def __init__(self):
         self.in_a_row = 0
+        self.whose = ''
+        self._bad_of: Dict[str, int] = {}  # by train op, its incidents in a row
         self.rollbacks = 0
         self.state_lost = False
         self.in_vain = False
@@ -83,14 +87,24 @@ class PolicyState:
         """Whether incidents with this cause mean bad batches and good weights."""
         return cause == BATCH and not self.state_lost and not self.ruin
 
-    def note_incident(self, state_lost: bool, ruin: str, cause: str) -> None:
+    def note_incident(self, state_lost: bool, ruin: str, cause: str, train_op: str = '') -> None:
         """Notes the present incident."""
-        self.cause_in_row = cause or (self.cause_in_row if self.in_a_row else '')
+        before = self._bad_of.get(train_op, 0)
+        self.cause_in_row = cause or (self.cause_in_row if before else '')
         self.steps += 1
-        self.in_a_row += 1
+        self.in_a_row = before + 1
+        self._bad_of = {**self._bad_of, train_op: self.in_a_row}
+        is_one_of = train_op and len([name for name in self._bad_of if name]) > 1
+        self.whose = ' of ' + train_op if is_one_of else ''
         self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
         # If the gate says that variables are lost, they were lost after that, and a rollback helps.
         self.in_vain = cause == STATE and not state_lost and not self.good
+
+    def note_good(self, train_ops: Iterable[str]) -> None:
+        """Notes a good step of these train ops."""
+        self.steps += 1
+        self.good += 1
+        self._bad_of.update(dict.fromkeys(train_ops, 0))
 
     def note_skipped(self) -> None:
         """Notes that the last step was skipped."""
@@ -101,6 +115,7 @@ class PolicyState:
         """Notes that the training went back."""
         self.rollbacks += 1
         self.in_a_row = self.good = 0
+        self._bad_of = dict.fromkeys(self._bad_of, 0)
         self.skipped_at.clear()
 
     def skipped_lately(self) -> int:
@@ -164,8 +179,8 @@ class Skip(Policy):
     says that the same failure comes again, whatever the batch is.
 
     Args:
-      max_consecutive: how many steps in a row. If the diagnosis says that the batch alone is at
-        fault, the limit is a hundred, or `max_consecutive` if that is larger.
+      max_consecutive: how many steps of one train op in a row. If the diagnosis says that the
+        batch alone is at fault, the limit is a hundred, or `max_consecutive` if that is larger.
       max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the next policy
         takes over at the 201st. Above 0, and at most 1. A rollback begins a new count. Default: no
         limit.
@@ -206,15 +221,15 @@ class Skip(Policy):
         if state.in_a_row <= most:
             return ''
         if most > self.max_consecutive:
-            return _TOO_MANY_BATCHES % (state.in_a_row - 1, most, 2 * most)
-        told = state.in_a_row - 1, most
-        return '%d bad steps in a row came before this one, and it allows %d' % told
+            return _TOO_MANY_BATCHES % (state.in_a_row - 1, state.whose, most, 2 * most)
+        told = state.in_a_row - 1, state.whose, most
+        return '%d bad steps%s in a row came before this one, and it allows %d' % told
 
     def spent(self, state: PolicyState) -> str:
         most = self._most(state, state.cause_in_row)
-        if state.are_batches(state.cause_in_row):
-            return ' (bad batches in a row: %d, allowed: %d)' % (state.in_a_row, most)
-        return ' (bad steps in a row: %d, allowed: %d)' % (state.in_a_row, most)
+        what = 'batches' if state.are_batches(state.cause_in_row) else 'steps'
+        told = what, state.whose, state.in_a_row, most
+        return ' (bad %s%s in a row: %d, allowed: %d)' % told
 
     def _most(self, state: PolicyState, cause: str) -> int:
         """How many steps in a row it skips if they have this cause."""

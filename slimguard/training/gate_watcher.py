@@ -195,7 +195,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             return
         incidents = run.read(values, self.max_loss_now, run_context)
         if not incidents:
-            self.step_was_good(run_context.session, self._training.loss)
+            self.step_was_good(run_context.session, self._training.loss, run.train_ops)
         for number, together in enumerate(incidents, 1):
             try:
                 self.handle(run_context, *together)
@@ -223,9 +223,9 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._opened.append(opened)
         self.incident_count += 1
 
-    def step_was_good(self, session, loss: Any) -> None:
+    def step_was_good(self, session, loss: Any, train_ops: Sequence[str]) -> None:
         """Notes a step without an incident; `loss` is the last finite loss, or None."""
-        self._policies.step_was_good()
+        self._policies.step_was_good(train_ops)
         self._rollbacks.snapshots.step_was_good(session, loss)
 
     def end(self, session):

@@ -104,7 +104,8 @@ class IncidentHandler:
                 with self._kept_if_undecided(opened):
                     self._judge_weights(opened)
                     chain = self._policies
-                    foreseen = chain.foresee(opened.incident, opened.ruin) if is_policy else None
+                    told = opened.incident, opened.ruin, opened.train_op
+                    foreseen = chain.foresee(*told) if is_policy else None
                     self._examine(session, opened, self._depth_for(foreseen))
                     policy = self._decide(opened)
                 opened.note(action=policy.action if is_policy else _BY_SUBCLASS)
@@ -162,16 +163,15 @@ class IncidentHandler:
             opened.ruin = opened.ruin or TAKEN_FOR_RUINED
         is_lost = found.diagnosis is not None and found.diagnosis.phase == Phase.VARIABLE
         kind = found.kind or (UNGUARDED if is_lost else '')
-        policy = self._policies.decide(opened.incident, opened.ruin, kind)
+        policy = self._policies.decide(opened.incident, opened.ruin, kind, opened.train_op)
         opened.policy = self._last_policy = policy
         opened.spent = self._policies.spent
         opened.again = self._incident_log.again(found.row_digests)
         opened.note_reason(opened.again + self._policies.why_not)
         if policy.ends and not self._rollbacks.snapshots.is_wanted:
             opened.note_reason(self._ruin_at_the_end(opened))
-        is_unknown = found.diagnosis is None or not found.diagnosis.is_known
-        may_explode = found.drew_finite and (kind == EXPLOSION or is_unknown)
-        if isinstance(policy, Skip) and may_explode and not opened.is_finite:
+        is_overflow = found.drew_finite and kind == EXPLOSION
+        if isinstance(policy, Skip) and is_overflow and not opened.is_finite:
             self._policies.note_overflow()
         return policy
 

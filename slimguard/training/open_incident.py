@@ -68,6 +68,11 @@ class OpenIncident:
     # What is known of the step.
 
     @property
+    def train_op(self) -> str:
+        """The name of the train op whose step was bad; '' if no gate showed it."""
+        return '' if self.gate is None else self.gate.original.name
+
+    @property
     def labels(self) -> Sequence[gates.Label]:
         """The labels of what the gate found to be bad."""
         return [] if self.gate is None else self.gate.labels_of(self.bad)

@@ -42,6 +42,8 @@ class Run:
     Attributes:
       gates: `run_gates`.
       fetches: the tensors that a hook asks for.
+      train_ops: the names of the gates' train ops, with those in branches; '' stands for a loss
+        without a gate.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Run:
         self.gates = run_gates
         self._in_branches = in_branches
         self._all_gates = [*run_gates, *in_branches]
+        self.train_ops = [*(gate.original.name for gate in self._all_gates), '']
         self._loss = loss
         places = (place for place, gate in enumerate(run_gates) if gate.loss is not None)
         self._with_loss = next(places, None)  # the first gate that knows its loss

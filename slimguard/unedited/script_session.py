@@ -122,11 +122,11 @@ class ScriptWatcher(GateWatcher):
         self._rollbacks.before_step(run_context.session)
         return asked
 
-    def step_was_good(self, session, loss: Any) -> None:
+    def step_was_good(self, session, loss: Any, train_ops: Sequence[str]) -> None:
         if self.recorded_in is None and self._files.is_settled(session.graph):
             with self._acting:
                 self._keep_record(session.graph)  # an empty record shows that there is a guard
-        GateWatcher.step_was_good(self, session, loss)
+        GateWatcher.step_was_good(self, session, loss, train_ops)
 
     def _keep_record(self, graph: tf.Graph) -> Optional[str]:
         """Makes the record unless it exists; returns its logdir. Only the first rank keeps one."""

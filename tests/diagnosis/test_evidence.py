@@ -132,7 +132,7 @@ def test_searches_and_bundles_take_ten_seconds_and_a_tenth_of_the_time(tmp_path,
     assert told.startswith('in the input: bad data: 12 NaN')
     assert told.endswith('not searched for the cause: ' + evidence._NO_TIME)
     (said,) = [line for line in lines if 'causes has taken' in line]
-    assert 'taken 12 s, ' in said and 'in the next 8.0 s ' in said
+    assert 'taken 12 s, ' in said and 'in the next 8 s ' in said
 
 
 @pytest.mark.full

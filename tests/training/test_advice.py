@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.diagnosis import evidence
-from slimguard.incidents import advice, incident_groups
+from slimguard.incidents import advice, incident_groups, incident_log
 from slimguard.report import report_data
 from tests.helpers.models import LogLines
 
@@ -77,6 +77,10 @@ def test_who_goes_back_already_is_not_told_to():
 
 class TestWhatIsTold:
     """The same in the log, the record, the error and on the page."""
+
+    @pytest.fixture(autouse=True)
+    def log_leaves_no_incident_out(self, monkeypatch):
+        monkeypatch.setattr(incident_log, '_FIRST', 100)
 
     def train(self, build_loss, batches, rates=None, **kwargs):
         """Feeds batches [4, 2] to `build_loss(x, w)`; returns what was logged of incidents."""

@@ -201,7 +201,7 @@ def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
     assert actions[:6] == ['skip'] * 5 + ['rollback' if rolls_back else 'skip']
     assert ('rollback' in actions) == rolls_back
     if rolls_back:
-        said = 'in 5 of the 20 steps before it a finite batch led to a NaN or Inf'
+        said = '5 of the 20 steps before it overflowed although their batches were finite'
         assert said in records_in(tmp_path)[5]['reason']
 
 

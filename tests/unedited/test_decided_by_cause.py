@@ -178,6 +178,21 @@ def test_a_sum_that_comes_out_badly_for_half_of_the_batches_is_skipped_and_nothi
     assert all((said in each['reason']) == on_nan.startswith('rollback') for each in incidents)
 
 
+def test_a_logarithm_of_0_behind_a_layer_is_no_explosion_however_often_it_comes():
+    x = tf1.placeholder(tf.float32, [8, 4])
+    w = tf1.get_variable('w', [4, 1], initializer=tf1.ones_initializer())
+    loss = tf.reduce_mean(tf.math.log(tf.nn.relu(tf.matmul(x, w))))
+    with slimguard.instrument(on_nan='skip:2,rollback', logdir='logs'), tf1.Session() as session:
+        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        bad = np.ones([8, 4])
+        bad[3] = -1
+        for _ in range(12):
+            session.run(train_op, {x: np.ones([8, 4])})
+            session.run(train_op, {x: bad})
+    assert [record['action'] for record in records_in('logs')] == ['skip'] * 12
+
+
 def test_a_sum_of_squares_that_overflows_is_told_with_the_row_and_the_number_that_made_it_large():
     """A recurrent net over readings, with gradients that are clipped by their global norm."""
     random = np.random.RandomState(4)

@@ -97,6 +97,19 @@ def test_two_train_ops_go_back_once_for_a_batch(tmp_path):
     assert incidents[0].learning_rate == 0.5
 
 
+def test_good_steps_of_one_train_op_do_not_hide_that_the_other_is_always_bad(tmp_path):
+    with slimguard.instrument('skip:2', logdir=tmp_path), tf1.Session() as session:
+        x, (actor, critic) = two_train_ops()
+        session.run(tf1.global_variables_initializer())
+        said = '2 bad steps of %s in a row' % critic.name
+        with pytest.raises(slimguard.NanLossError, match=said):
+            for _ in range(4):
+                session.run(actor, {x: 1.0})
+                session.run(critic, {x: 1e30})
+    incidents = record_file.read_incidents(tmp_path)
+    assert [incident.action for incident in incidents] == ['skip', 'skip', 'raise']
+
+
 @pytest.mark.full
 def test_raise_leaves_a_record_of_both(tmp_path):
     with pytest.raises(slimguard.NanLossError):

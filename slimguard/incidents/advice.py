@@ -33,10 +33,12 @@ BY_CAUSE = {
     'bad data: ': 'Find the rows in your data: np.argwhere(~np.isfinite(data)). Drop them, in '
     'tf.data by dataset.filter(lambda x: tf.reduce_all(tf.math.is_finite(x))), or train on the '
     'good values: tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)).',
-    'comes from a Softmax': 'The logarithm is taken of what a Softmax returned: for a cross '
-    'entropy take tf.nn.softmax_cross_entropy_with_logits, and give it the input of the Softmax.',
-    'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: for a cross '
-    'entropy take tf.nn.sigmoid_cross_entropy_with_logits, and give it the input of the Sigmoid.',
+    'comes from a Softmax': 'The logarithm is taken of what a Softmax returned: take '
+    'tf.nn.log_softmax of its input, or for a cross entropy with labels '
+    'tf.nn.softmax_cross_entropy_with_logits.',
+    'comes from a Sigmoid': 'The logarithm is taken of what a Sigmoid returned: take '
+    'tf.math.log_sigmoid of its input, or for a cross entropy with labels '
+    'tf.nn.sigmoid_cross_entropy_with_logits.',
     'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
     'beta1 is 1 in ': 'Pass the optimizer a smaller beta1, such as 0.9.',
     'but its square is not': 'Clip the numbers of the gradient: tf.clip_by_value(g, -1e3, 1e3). A '

@@ -45,7 +45,7 @@ NO_SUMMARY = (
 )
 NO_EVENT_FILES = (
     'There are no event files here, so the page has no loss chart of the whole training: '
-    "write tf.compat.v1.summary.scalar('total_loss', total_loss)."
+    "write tf.compat.v1.summary.scalar('total_loss', total_loss) to some."
 )
 TOO_FEW_POINTS = (
     'There are too few points for a curve. For a point every 10 steps, add this to the hooks of '

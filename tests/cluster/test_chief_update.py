@@ -1,7 +1,5 @@
 """The chief's update of synchronous workers, with backup workers and asynchronous peers."""
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,7 +23,7 @@ LATE = 25
 class Model:
     """Two weights on two parameter servers. Some draws of their gradients are large, and finite."""
 
-    def __init__(self, role, resource, replicas, learning_rate, holds_update=False):
+    def __init__(self, role, resource, replicas, learning_rate):
         self.drawn = 0
         self.bad_draws, self.nan_draws = BAD if replicas[0] else (), ()
         self._role, self.awaited = role, {}
@@ -38,9 +36,6 @@ class Model:
             weights = [tf1.get_variable('w%d' % n, initializer=[0.5, -0.5]) for n in range(2)]
             losses = [tf.reduce_sum(damage.gradient(w)) for w in weights]
             self.loss = (sum(losses) + hurt) * 1e-8
-            if holds_update:
-                held = tf1.py_func(self._hold_update, [], tf.float32, stateful=True)
-                learning_rate *= tf.reshape(held, [])
             optimizer = tf1.train.MomentumOptimizer(learning_rate, 0.5)
             self.sync = None
             if replicas[0]:
@@ -59,13 +54,6 @@ class Model:
             self._role.wait_for(name)
         gradient = 1e35 if self.drawn in self.bad_draws else 0
         return np.float32(gradient), np.float32(np.nan if self.drawn in self.nan_draws else 0)
-
-    def _hold_update(self):
-        if not self._role.is_posted('update begins'):
-            self._role.post('update begins')
-            self._role.wait_for('chief stops')
-            time.sleep(1)  # until the chief only waits for its threads
-        return np.float32(1)
 
 
 class EndsOnceMet(Ends):
@@ -175,7 +163,6 @@ class WaitsForTheEnd(tf1.train.SessionRunHook):
             self._role.post('first step of %d' % self._role.task)
         if self._is_first and self._role.is_chief:
             self._coordinator.wait_for_stop(timeout=300)
-            self._role.post('chief stops')
 
 
 # How bad updates of the chief, and the step that asks the job to go back, come together.
@@ -188,14 +175,6 @@ def before_the_request(model, role):
     model.nan_draws = () if role.is_chief else (LATE,)
 
 
-def during_the_request(model, role):
-    """The first update, a bad one, goes on while the job goes back."""
-    begun = ['update begins', 'first step of 0', 'first step of 2']
-    model.awaited = {1: begun} if role.task == 1 else {}
-    model.bad_draws = (1,) if role.task == 2 else ()
-    model.nan_draws = (1,) if role.task == 1 else ()
-
-
 def in_the_step_that_asks(model, role):
     """Bad updates come during a step of the chief, whose loss is NaN."""
     model.awaited = {1: ['late draw of 1']} if role.is_chief else {}
@@ -204,8 +183,7 @@ def in_the_step_that_asks(model, role):
 
 
 def train_until_the_job_goes_back(role, logdir, bad_updates):
-    held = role.is_chief and bad_updates is during_the_request
-    model = Model(role, True, (2, 3), learning_rate=1e5, holds_update=held)
+    model = Model(role, True, (2, 3), learning_rate=1e5)
     bad_updates(model, role)
     # A worker that reads a weight too early must not ask before the chief does.
     waits = bad_updates is in_the_step_that_asks and not role.is_chief
@@ -222,7 +200,6 @@ AFTER_THE_LAST = '; after the last step'
     'bad_updates, ending',
     [
         (before_the_request, AFTER_THE_LAST),
-        (during_the_request, AFTER_THE_LAST),
         (in_the_step_that_asks, '; seen together with the incident before'),
     ],
 )

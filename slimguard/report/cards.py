@@ -46,7 +46,7 @@ class Fact(NamedTuple):
 
 
 class RangeRow(NamedTuple):
-    """A row of the table of ranges: whether the tensor is bad, and the bad numbers began in it."""
+    """A row of the table of ranges, with whether non-finite numbers began in this tensor."""
 
     tensor: str
     range: str

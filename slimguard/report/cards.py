@@ -46,7 +46,7 @@ class Fact(NamedTuple):
 
 
 class RangeRow(NamedTuple):
-    """A row of the table of ranges, with whether non-finite numbers began in this tensor."""
+    """A row of the table of ranges: is the tensor bad, and did non-finite numbers begin in it."""
 
     tensor: str
     range: str

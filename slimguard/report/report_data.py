@@ -11,7 +11,8 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 import slimguard
-from slimguard.checkpoints import checkpoint_files, state_file
+from slimguard.checkpoints import state_file
+from slimguard.checkpoints.checkpoint_reader import step_of
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
@@ -108,7 +109,7 @@ def gather(logdir: str) -> ReportData:
 def _reached(data: ReportData, checkpoint: Optional[str]) -> str:
     """The step of the newest checkpoint or loss, and how far it is beyond the last incident."""
     seen = []
-    saved = None if checkpoint is None else checkpoint_files.step_in_name(checkpoint)
+    saved = None if checkpoint is None else step_of(checkpoint)
     if saved is not None:
         seen.append((saved, 'The newest checkpoint is of step %d' % saved))
     if data.curve is not None and data.curve.segments:

@@ -402,8 +402,10 @@ def test_the_page_says_how_far_the_training_came(tmp_path, checkpoint, logged, s
     record(tmp_path, line(step=120, action='skip'))
     if checkpoint is not None:
         with tf.Graph().as_default(), tf1.Session() as session:
-            session.run(tf1.get_variable('w', initializer=1.0).initializer)
-            tf1.train.Saver().save(session, str(tmp_path / 'model.ckpt'), checkpoint)
+            step = tf1.train.get_or_create_global_step()
+            session.run(step.initializer)
+            step.load(checkpoint, session)
+            tf1.train.Saver().save(session, str(tmp_path / 'model'), checkpoint // 100)  # an epoch
     if logged is not None:
         test_loss_history.write(tmp_path, [(step, 1.0) for step in (1, 2, logged)])
     seen = see(tmp_path)

@@ -130,7 +130,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
     """The open sessions of a graph. An op that one of them may have run cannot get new inputs."""
     found = []
-    # Either a session refers to its graph, or the dict of the session's attributes does.
+    # As a graph's referrer `gc` names either the session or the session's `__dict__`.
     for holder in gc.get_referrers(graph):
         if type(holder) is not dict:
             things = [holder]

@@ -93,6 +93,7 @@ class PolicyState:
         self.cause_in_row = cause or (self.cause_in_row if before else '')
         self.steps += 1
         self.in_a_row = before + 1
+        # A new dict: `foresee` makes a shallow copy of this object, and notes the incident there.
         self._bad_of = {**self._bad_of, train_op: self.in_a_row}
         is_one_of = train_op and len([name for name in self._bad_of if name]) > 1
         self.whose = ' of ' + train_op if is_one_of else ''

@@ -193,14 +193,8 @@ def caption(
         said = since + ' gradient is above 100 times its median, and all are finite.'
     if steps.gradients and steps.without_row:
         has = 'has' if len(steps.without_row) == 1 else 'have'
-        said += (
-            ' %s %s no row: the optimizer applies the gradient in several ops, as it does a '
-            % (
-                texts.listed(steps.without_row, 5),
-                has,
-            )
-        )
-        said += 'sparse one.'
+        said += ' %s %s no row: ' % (texts.listed(steps.without_row, 5), has)
+        said += 'the optimizer applies the gradient in several ops, as it does a sparse one.'
     if steps.learning_rate is not None:
         said += ' The learning rate is %s at the last step.' % number(steps.learning_rate[-1])
     return said.strip()

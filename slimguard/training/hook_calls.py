@@ -96,7 +96,7 @@ def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
 
 
 class HookFetches:
-    """Refuses steps in which a fetch of a hook would make a write bypass its gate.
+    """Refuses a step if a fetch of a hook would run a write around its gate.
 
     Args:
       graph: the graph of the session.

@@ -41,10 +41,11 @@ class StopSignals:
 
     During a step a signal makes `is_asked` true. The loop ends after the step, as at its normal
     end, and saves. Then `leave` ends the process by SIGTERM, or raises KeyboardInterrupt for
-    Ctrl-C. A second Ctrl-C raises it as soon as Python code runs.
+    Ctrl-C. A second Ctrl-C raises KeyboardInterrupt as soon as Python code runs.
 
     Between two steps a program's loop may do anything. So a signal saves the state at once, and
-    ends the process or raises, unless the loop is going to read `is_asked`.
+    ends the process (SIGTERM) or raises (Ctrl-C). SIGTERM waits if the loop will read `is_asked`;
+    both signals wait if ranks train together.
 
     A step may wait for input that never comes, and Python's handlers wait with it. If the step does
     not end in time, a thread saves the state and ends the process. At a prompt and in a notebook,
@@ -54,8 +55,8 @@ class StopSignals:
     they end after this step. No process ends before all have saved, since a launcher would then end
     the others.
 
-    Signals act as without a training if the program has handlers of its own, in threads other than
-    the main one, and in children that the process forks.
+    In three cases signals act as if there were no training: the program has handlers of its own;
+    the loop runs in a thread other than the main one; the process is a forked child.
 
     This object keeps no session alive, and saves no closed session.
 
